@@ -1,0 +1,1 @@
+"""What wraps every publish and every delivery: tracing, metrics, RBAC, redaction."""

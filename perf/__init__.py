@@ -1,0 +1,1 @@
+"""Measurements: what the bus costs, and whether it still costs what it did."""

@@ -1,0 +1,1 @@
+"""Reads the log on Spark: the same lines, the same checks, no running bus."""
