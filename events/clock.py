@@ -1,0 +1,62 @@
+"""Time as the bus sees it: one that never jumps, and one that people can read.
+
+`now_ms` is the wall clock as it was when the bus started, carried forward by the monotonic clock. It orders and
+dates everything that this process does; a jump of the wall clock changes it for the next process only.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import Final, Protocol
+
+import anyio
+
+_JUMP_MS: Final = 500
+_MAX_JUMPS: Final = 64
+
+
+class Clock(Protocol):
+    """What the bus asks about time. Tests put one of their own here."""
+
+    def monotonic(self) -> float: ...
+    def now_ms(self) -> int: ...
+    def corrected_ms(self, wall_ms: int, at_ms: int) -> int: ...
+    async def sleep(self, seconds: float) -> None: ...
+
+
+class AnchoredClock:
+    """A clock over two sources; the wall clock is only asked again to notice that it jumped."""
+
+    def __init__(self) -> None:
+        self._anchor_ms = self._wall_ms()
+        self._anchor = self.monotonic()
+        # When (in now_ms) the wall clock was seen to run ahead or behind, and by how much since then.
+        self._jumps: deque[tuple[int, int]] = deque([(self._anchor_ms, 0)], maxlen=_MAX_JUMPS)
+
+    def monotonic(self) -> float:
+        """Seconds that only ever grow."""
+        return time.monotonic()
+
+    def _wall_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+    def now_ms(self) -> int:
+        """Milliseconds since the epoch, by a wall clock that cannot jump while this process lives."""
+        now = self._anchor_ms + int((self.monotonic() - self._anchor) * 1000)
+        drift = self._wall_ms() - now
+        if abs(drift - self._jumps[-1][1]) > _JUMP_MS:
+            self._jumps.append((now, drift))
+        return now
+
+    def corrected_ms(self, wall_ms: int, at_ms: int) -> int:
+        """A wall-clock time that somebody noted around `at_ms`, free of the jumps seen in this process."""
+        drift = 0
+        for since, seen in self._jumps:
+            if since <= at_ms:
+                drift = seen
+        return wall_ms - drift
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait; other tasks run."""
+        await anyio.sleep(seconds)

@@ -1,0 +1,205 @@
+"""The workspace on disk: where each file lives, who may write, and that nothing leads out of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import weakref
+from pathlib import Path
+from typing import Final
+
+from events.errors import ForkedProcess, InvalidMessage, ReadOnly, UnsupportedPlatform, WorkspaceLocked
+from events.names import check_group, check_topic, escape_space, unescape_space
+from events.persistence.files import FileSystem, list_or_empty, make_directory, read_file, write_all
+from events.persistence.segment import Naming, stem_of
+
+BUS_DIRECTORY: Final = ".bus"
+_LOCK: Final = "lock"
+_MAX_LOCK_BYTES: Final = 4096
+
+
+class Layout:
+    """Paths, and nothing but paths. Every name that comes from a caller is checked or escaped here."""
+
+    def __init__(self, workspace: str | Path) -> None:
+        self.workspace = os.path.abspath(workspace)
+        self.root = os.path.join(self.workspace, BUS_DIRECTORY)
+        self.lock = os.path.join(self.root, _LOCK)
+        self.groups = os.path.join(self.root, "groups")
+        self.spaces = os.path.join(self.root, "spaces")
+        self.aside = os.path.join(self.root, "aside")
+        self.ballast = os.path.join(self.root, "ballast")
+
+    def space(self, space_id: str) -> str:
+        """The directory of a space."""
+        return os.path.join(self.spaces, escape_space(space_id))
+
+    def folder(self, space_id: str, kind: str) -> str:
+        """A folder of a space: `wal`, `offsets`, `dlq`, `gate` and what else must last."""
+        return os.path.join(self.space(space_id), kind)
+
+    def group(self, group: str) -> str:
+        """The record that a group exists."""
+        return os.path.join(self.groups, f"{check_group(group)}.json")
+
+    def checkpoint(self, space_id: str, topic: str, group: str) -> str:
+        """What a group has settled of a log."""
+        return os.path.join(self.folder(space_id, "offsets"), f"{check_topic(topic)}__{check_group(group)}.json")
+
+
+def wal_naming(topic: str) -> Naming:
+    """How the segments of a topic's log are called."""
+    return Naming(check_topic(topic))
+
+
+def dlq_naming(topic: str) -> Naming:
+    """How the files of a topic's dead letters are called."""
+    return Naming(f"{check_topic(topic)}.dlq", first_is_bare=True)
+
+
+def list_spaces(fs: FileSystem, layout: Layout) -> list[str]:
+    """The spaces that there are. A directory that we did not name is not ours, and is passed over."""
+    spaces: list[str] = []
+    for name in list_or_empty(fs, layout.spaces):
+        try:
+            spaces.append(unescape_space(name))
+        except InvalidMessage:
+            continue
+    return spaces
+
+
+def list_topics(fs: FileSystem, layout: Layout, space_id: str) -> list[str]:
+    """The topics that have a log in a space."""
+    names = list_or_empty(fs, layout.folder(space_id, "wal"))
+    stems = {stem_of(name) for name in names} - {None}
+    marked = {name[1 : -len(".mark.json")] for name in names if name.startswith(".") and name.endswith(".mark.json")}
+    return sorted({stem for stem in stems if stem is not None} | marked)
+
+
+class Workspace:
+    """A workspace that this process may write to, for as long as it holds the lock.
+
+    The lock is the kernel's: it is gone when the process is, however it ends. The child of a fork loses it at once
+    and may not write; pid and boot id in the file are for people to read.
+    """
+
+    def __init__(self, fs: FileSystem, layout: Layout) -> None:
+        self.fs = fs
+        self.layout = layout
+        self._lock_handle: int | None = None
+        self._forked = False
+        self._made: set[str] = set()
+        self.folds_case = False
+
+    def acquire(self) -> None:
+        """Take the lock and make the directories; `WorkspaceLocked` when another process has it."""
+        if sys.platform == "win32":
+            raise UnsupportedPlatform("Windows", "flock, and an fsync for directories")
+        layout = self.layout
+        Path(layout.workspace).mkdir(parents=True, exist_ok=True)
+        make_directory(self.fs, layout.root)
+        self.fs.listdir(layout.root)  # raises if it is a link, or no directory
+        try:
+            self._lock_handle = self.fs.lock(layout.lock)
+        except BlockingIOError:
+            raise WorkspaceLocked(layout.workspace, read_holder(self.fs, layout)) from None
+        note = json.dumps({"pid": os.getpid(), "boot_id": _boot_id()}) + "\n"
+        self.fs.truncate(self._lock_handle, 0)
+        write_all(self.fs, self._lock_handle, note.encode(), 0)
+        for path in (layout.groups, layout.spaces, layout.aside):
+            self.ensure(path)
+        self.fs.sync_directory(layout.root)
+        self.folds_case = self._probe_case()
+        _open_workspaces.add(self)
+
+    def release(self) -> None:
+        """Give the lock back. Safe to call twice."""
+        _open_workspaces.discard(self)
+        handle, self._lock_handle = self._lock_handle, None
+        if handle is not None:
+            self.fs.close(handle)
+
+    def check_writable(self) -> None:
+        """Raise when this process is not, or no longer, the one that may write."""
+        if self._forked:
+            raise ForkedProcess(self.layout.workspace)
+        if self._lock_handle is None:
+            raise ReadOnly(self.layout.workspace, "its lock is not held")
+
+    def ensure(self, path: str) -> str:
+        """Make a directory of the workspace durable, once; a link in its place is an error."""
+        if path not in self._made:
+            parent = os.path.dirname(path)
+            if parent != self.layout.root and parent.startswith(self.layout.root):
+                self.ensure(parent)
+            self._refuse_twins(parent, os.path.basename(path))
+            if not make_directory(self.fs, path):
+                self.fs.listdir(path)
+            if len(self._made) > 100_000:
+                self._made.clear()  # a cache, and nothing more
+            self._made.add(path)
+        return path
+
+    def ensure_folder(self, space_id: str, kind: str) -> str:
+        """The folder of a space, there and durable."""
+        return self.ensure(self.layout.folder(space_id, kind))
+
+    def refuse_twin_topic(self, space_id: str, topic: str) -> None:
+        """Refuse a topic that the file system would merge with another (rule F3)."""
+        if self.folds_case:
+            for other in list_topics(self.fs, self.layout, space_id):
+                if other != topic and other.casefold() == topic.casefold():
+                    raise InvalidMessage("topic", topic, f"this file system cannot tell it from {other!r}")
+
+    def _refuse_twins(self, parent: str, name: str) -> None:
+        if self.folds_case:
+            for other in list_or_empty(self.fs, parent):
+                if other != name and other.casefold() == name.casefold():
+                    raise InvalidMessage("name", name, f"this file system cannot tell it from {other!r}")
+
+    def _probe_case(self) -> bool:
+        """Whether the file system takes two spellings for one name: the lock file is asked by another one."""
+        try:
+            handle = self.fs.open(os.path.join(self.layout.root, _LOCK.upper()))
+        except FileNotFoundError:
+            return False
+        self.fs.close(handle)
+        return True
+
+    def _after_fork(self) -> None:
+        self._forked = True
+        handle, self._lock_handle = self._lock_handle, None
+        if handle is not None:
+            # The description is shared with the parent: closing our copy leaves the parent's lock in place,
+            # keeping it would hold the lock after the parent was killed.
+            self.fs.close(handle)
+
+
+def read_holder(fs: FileSystem, layout: Layout) -> int | None:
+    """The pid that the lock file names, for people; the lock itself is the kernel's."""
+    raw = read_file(fs, layout.lock, _MAX_LOCK_BYTES)
+    try:
+        pid = json.loads(raw or b"{}").get("pid")
+    except ValueError:
+        return None
+    return pid if isinstance(pid, int) else None
+
+
+def _boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return "unknown"
+
+
+_open_workspaces: weakref.WeakSet[Workspace] = weakref.WeakSet()
+
+
+def _close_locks_in_child() -> None:
+    for workspace in list(_open_workspaces):
+        workspace._after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_close_locks_in_child)
