@@ -6,6 +6,7 @@ dates everything that this process does; a jump of the wall clock changes it for
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from typing import Final, Protocol
@@ -23,6 +24,7 @@ class Clock(Protocol):
     def now_ms(self) -> int: ...
     def corrected_ms(self, wall_ms: int, at_ms: int) -> int: ...
     async def sleep(self, seconds: float) -> None: ...
+    async def wait(self, event: anyio.Event, timeout_s: float | None) -> bool: ...
 
 
 class AnchoredClock:
@@ -60,3 +62,12 @@ class AnchoredClock:
     async def sleep(self, seconds: float) -> None:
         """Wait; other tasks run."""
         await anyio.sleep(seconds)
+
+    async def wait(self, event: anyio.Event, timeout_s: float | None) -> bool:
+        """Wait for an event, at most so long; whether it came."""
+        if timeout_s is None or timeout_s == math.inf:
+            await event.wait()
+            return True
+        with anyio.move_on_after(max(0.0, timeout_s)):
+            await event.wait()
+        return event.is_set()

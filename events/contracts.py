@@ -100,7 +100,8 @@ class Stage(IntEnum):
 class Hop:
     """One crossing of the chain: a publish of some events, or a delivery of some events to a group.
 
-    Middleware before and at `Stage.AUTHORISE` sees metas and sizes only; asking it for events raises.
+    Middleware before and at `Stage.AUTHORISE` sees metas and sizes only; asking it for events raises. `timeout_s`
+    is how long a publish may wait, and `may_wait` whether it may wait for room at all.
     """
 
     kind: Literal["publish", "handle"]
@@ -110,6 +111,8 @@ class Hop:
     capabilities: frozenset[str] = frozenset()
     group: str | None = None
     deliveries: Sequence[Delivery] = ()
+    timeout_s: float = 0.0
+    may_wait: bool = True
     verdicts: dict[int, Verdict] = field(default_factory=dict)
     _events: Sequence[Event[Any]] = ()
     _sealed: bool = True

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Generic, Literal, Self, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Generic, Literal, NamedTuple, Self, cast
 
 import orjson
 from pydantic import (
@@ -23,7 +23,7 @@ from pydantic import (
 from typing_extensions import TypeVar
 from uuid_utils import uuid7
 
-from events.errors import InvalidMessage, InvalidSpace, InvalidTopic
+from events.errors import InvalidMessage, InvalidSpace, InvalidTopic, shown
 from events.names import SPACE_RULE, TOPIC_PATTERN, TOPIC_RULE, is_space
 
 TRACEPARENT_PATTERN: Final = r"^[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}$"
@@ -64,21 +64,30 @@ class SecurityBand(StrEnum):
         """0 for GREEN up to 3 for BLACK."""
         return _BAND_LEVELS[self.value]
 
-    # All four, because str brings its own alphabetical ones: BLACK would come before GREEN.
+    # All four, because str brings its own alphabetical ones: BLACK would come before GREEN. Names count as
+    # bands for the same reason: Python would ask str next.
     def __lt__(self, other: object) -> bool:
-        return self.level < other.level if isinstance(other, SecurityBand) else NotImplemented
+        return self.level < _band_level(other)
 
     def __le__(self, other: object) -> bool:
-        return self.level <= other.level if isinstance(other, SecurityBand) else NotImplemented
+        return self.level <= _band_level(other)
 
     def __gt__(self, other: object) -> bool:
-        return self.level > other.level if isinstance(other, SecurityBand) else NotImplemented
+        return self.level > _band_level(other)
 
     def __ge__(self, other: object) -> bool:
-        return self.level >= other.level if isinstance(other, SecurityBand) else NotImplemented
+        return self.level >= _band_level(other)
 
 
 _BAND_LEVELS: Final = {"GREEN": 0, "AMBER": 1, "RED": 2, "BLACK": 3}
+
+
+def _band_level(band: object) -> int:
+    level = _BAND_LEVELS.get(band) if isinstance(band, str) else None
+    if level is None:
+        raise TypeError(f"a SecurityBand compares with {', '.join(_BAND_LEVELS)}, not with {shown(band)}")
+    return level
+
 
 PriorityName = Literal["low", "normal", "high", "critical"]
 PRIORITY_LEVELS: Final[Mapping[str, int]] = {"low": 25, "normal": 50, "high": 75, "critical": 100}
@@ -216,6 +225,20 @@ class EventMeta(_Envelope):
     def to_json(self) -> bytes:
         """The bytes that stand in a line of the log: no key that is unset."""
         return self.__pydantic_serializer__.to_json(self, exclude_none=True)
+
+    def another(self, **changes: Any) -> Self:
+        """A meta for another event under the same envelope: a new id and time, and what else is to differ."""
+        if changes:
+            fields = {name: value for name, value in self.__dict__.items() if value is not None}
+            del fields["event_id"], fields["ts"]
+            return type(self)(**{**fields, **changes})
+        twin = self.__class__.__new__(self.__class__)
+        # Checked when the template was made; only what is new is put in.
+        object.__setattr__(twin, "__dict__", {**self.__dict__, "event_id": _new_event_id(), "ts": _utc_now()})
+        object.__setattr__(twin, "__pydantic_fields_set__", self.__pydantic_fields_set__)
+        object.__setattr__(twin, "__pydantic_extra__", self.__pydantic_extra__)
+        object.__setattr__(twin, "__pydantic_private__", None)
+        return twin
 
     def replace(self, **changes: Any) -> Self:
         """A copy with other values, checked like a new one; unknown keys from a log stay."""
@@ -405,8 +428,7 @@ class Nack:
     count: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Receipt:
+class Receipt(NamedTuple):
     """What `publish` returns once the event is durable: where it stands in the log."""
 
     space_id: str

@@ -47,7 +47,9 @@ def checkpoint_to(checkpoint: Checkpoint, now_ms: int) -> dict[str, Any]:
         "ts": datetime.fromtimestamp(now_ms / 1000, UTC).isoformat(timespec="milliseconds"),
         "ranges": checkpoint.ranges,
         "attempts": {str(offset): _attempts_to(attempts) for offset, attempts in checkpoint.attempts.items()},
-        "deferrals": {str(offset): [held.due_ms, held.times] for offset, held in checkpoint.deferrals.items()},
+        "deferrals": {
+            str(offset): [held.due_ms, held.delay_ms, held.times] for offset, held in checkpoint.deferrals.items()
+        },
         "retries": [[*identity, _attempts_to(attempts)] for identity, attempts in checkpoint.retries.items()],
         "dead_letters": checkpoint.dead_letters,
     }
@@ -61,7 +63,10 @@ def checkpoint_from(data: Mapping[str, Any]) -> Checkpoint:
         ranges=tuple((first, last) for first, last in data["ranges"]),
         attempts={int(offset): _attempts_from(attempts) for offset, attempts in data["attempts"].items()},
         deferrals={int(offset): Deferral(*held) for offset, held in data["deferrals"].items()},
-        retries={(offset, dlq_round): _attempts_from(attempts) for offset, dlq_round, attempts in data["retries"]},
+        retries={
+            (offset, dlq_round, entry): _attempts_from(attempts)
+            for offset, dlq_round, entry, attempts in data["retries"]
+        },
         dead_letters=data["dead_letters"],
     )
 
@@ -70,10 +75,11 @@ def _attempts_to(attempts: Attempts) -> dict[str, Any]:
     return {
         "count": attempts.count,
         "due_ms": attempts.due_ms,
+        "delay_ms": attempts.delay_ms,
         "errors": attempts.errors,
         "running": attempts.running,
     }
 
 
 def _attempts_from(data: Mapping[str, Any]) -> Attempts:
-    return Attempts(data["count"], data["due_ms"], tuple(data["errors"]), data["running"])
+    return Attempts(data["count"], data["due_ms"], data["delay_ms"], tuple(data["errors"]), data["running"])

@@ -43,7 +43,7 @@ class _Ticket:
 class _Batch:
     """What one write puts on disk, and who waits for it."""
 
-    __slots__ = ("at", "data", "records", "shares", "turn")
+    __slots__ = ("at", "data", "names", "records", "shares", "turn")
 
     def __init__(self, turn: anyio.Event) -> None:
         self.turn = turn
@@ -51,6 +51,7 @@ class _Batch:
         self.records: list[Record] = []
         self.data = b""
         self.at = 0
+        self.names = 0
 
 
 class CommittedLog:
@@ -120,22 +121,19 @@ class CommittedLog:
         recent = self.recent(offset)
         if recent:
             return list(recent)
-        return await self._store.io.run(lambda: self._log.read(offset, through, max_bytes))
-
-    async def read_places(self, places: Sequence[tuple[int, int, int]], max_bytes: int) -> list[Record]:
-        """Records at known places (offset, segment, byte): one read each, or one for neighbours."""
-        return await self._store.io.run(lambda: self._log.read_places(places, max_bytes))
+        return await self._store.run_blocking(lambda: self._log.read(offset, through, max_bytes))
 
     def recent(self, offset: int) -> Sequence[Record]:
         return self._store.tail.find(self._key, offset)
 
     async def offset_at(self, at_ms: int) -> int:
-        return await self._store.io.run(lambda: self._log.offset_at(at_ms))
+        return await self._store.run_blocking(lambda: self._log.offset_at(at_ms))
 
     async def offset_within(self, max_bytes: int) -> int:
         return await self.exclusively(lambda: self._log.offset_within(max_bytes))
 
     async def sync(self) -> None:
+        self._store.check_writable()
         if self._log.limits.sync != "always" or self._busy:
             await self.exclusively(self._log.sync)
 
@@ -147,6 +145,7 @@ class CommittedLog:
 
     async def exclusively(self, work: Callable[[], T]) -> T:
         """Run blocking work on the log while no batch is being written."""
+        self._store.check_writable()
         finished = anyio.Event()
         outcome: list[Any] = []
 
@@ -229,6 +228,7 @@ class CommittedLog:
                     record = published_record(offset, line, segment, position, entry.meta, start)
                 else:
                     record = Record(offset, line, segment, position)
+                    batch.names = max(batch.names, entry.names)
                 batch.records.append(record)
                 position += len(line)
                 offset += 1
@@ -242,6 +242,7 @@ class CommittedLog:
         if error is None:
             self._next_offset = batch.records[-1].offset + 1
             self._store.tail.add(self._key, batch.records, len(batch.data))
+            self._log.names = max(self._log.names, batch.names)
             offset = batch.records[0].offset
             for ticket, share in batch.shares:
                 ticket.offsets.extend(range(offset, offset + share))

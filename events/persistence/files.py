@@ -175,6 +175,18 @@ def make_directory(fs: FileSystem, path: str) -> bool:
     return True
 
 
+def make_directories(fs: FileSystem, path: str) -> None:
+    """Make a directory and whatever is missing above it, each of them durable."""
+    try:
+        make_directory(fs, path)
+    except FileNotFoundError:
+        parent = os.path.dirname(path)
+        if parent == path:
+            raise
+        make_directories(fs, parent)
+        make_directory(fs, path)
+
+
 def list_or_empty(fs: FileSystem, path: str) -> list[str]:
     """The names in a directory; none where it does not exist yet."""
     try:

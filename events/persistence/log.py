@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import uuid
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Final, Literal
@@ -259,31 +259,6 @@ class Log:
             size += len(record.line)
             if size >= max_bytes:
                 break
-        return found
-
-    def read_places(self, places: Sequence[tuple[int, int, int]], max_bytes: int) -> list[Record]:
-        """The records at (offset, segment, byte), which the caller knows from having read them before.
-
-        Neighbours are read together, so a thousand parked events in a row cost a few reads. Stops at about
-        `max_bytes`; a place whose segment is gone raises `OffsetGone`.
-        """
-        found: list[Record] = []
-        index = size = 0
-        while index < len(places) and size < max_bytes:
-            offset, segment, position = places[index]
-            last = places[-1][0]
-            wanted = {place[0] for place in places[index:] if place[1] == segment}
-            for record in self._segment_records(segment, position, offset, last):
-                if record.offset in wanted:
-                    found.append(record)
-                    size += len(record.line)
-                    index += 1
-                elif record.position - position > READ_BYTES:
-                    break  # a wide gap: seek to the next place instead of reading through it
-                if index == len(places) or size >= max_bytes or places[index][1] != segment:
-                    break
-                if record.offset in wanted:
-                    position = record.position
         return found
 
     def records(self, offset: int, through: int) -> Iterator[Record]:

@@ -121,6 +121,9 @@ class MemoryStore:
     async def dead_letters(self, name: LogName) -> StoreLog:
         return self._log("dlq", LogName(check_space(name.space_id), check_topic(name.topic)))
 
+    async def has_dead_letters(self, name: LogName) -> bool:
+        return ("dlq", *name) in self._logs
+
     async def journal(self, space_id: str, folder: str, name: str) -> StoreLog:
         return self._log(check_topic(folder), LogName(check_space(space_id), name))
 

@@ -20,7 +20,7 @@ from events.persistence.log import Log, LogLimits
 from events.persistence.mark import Mark, read_mark
 from events.persistence.segment import Naming, first_offset, read_blocks
 from events.persistence.store import LogName
-from events.persistence.workspace import Layout, Workspace, list_spaces, list_topics, wal_naming
+from events.persistence.workspace import Layout, dlq_naming, list_spaces, list_topics, take_lock, wal_naming
 
 _MAX_OPEN_FILES = 32
 
@@ -134,20 +134,28 @@ class WorkspaceReader:
         directory = self.layout.folder(name.space_id, "wal")
         return LogReader(self.fs, self._handles, directory, wal_naming(name.topic))
 
+    def dead_letters(self, name: LogName) -> LogReader:
+        """The dead letters of a log."""
+        directory = self.layout.folder(name.space_id, "dlq")
+        return LogReader(self.fs, self._handles, directory, dlq_naming(name.topic))
+
+    def names(self) -> list[LogName]:
+        """Every log that there is."""
+        return [LogName(space, topic) for space in self.spaces() for topic in self.topics(space)]
+
     def withheld(self) -> dict[LogName, int]:
         """The lines behind the proof, by log. Once no bus runs, opening the workspace recovers them."""
-        names = [LogName(space, topic) for space in self.spaces() for topic in self.topics(space)]
-        counts = {name: self.log(name).prove().withheld_lines for name in names}
+        counts = {name: self.log(name).prove().withheld_lines for name in self.names()}
         return {name: count for name, count in counts.items() if count}
 
     def is_held(self) -> bool:
-        """Whether a bus has the workspace open right now."""
-        probe = Workspace(self.fs, self.layout)
+        """Whether a bus has the workspace open right now. A bus that opens meanwhile is not kept out."""
+        if "lock" not in list_or_empty(self.fs, self.layout.root):
+            return False
         try:
-            probe.acquire()
+            self.fs.close(take_lock(self.fs, self.layout))
         except WorkspaceLocked:
             return True
-        probe.release()
         return False
 
     def close(self) -> None:

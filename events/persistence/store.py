@@ -19,28 +19,38 @@ class LogName(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """What is to be appended: the members of its line, and what saves decoding them again."""
+    """What is to be appended: the members of its line, and what saves decoding them again.
+
+    A dead letter `names` the offset that it is about, which is evidence for recovery.
+    """
 
     members: bytes
     meta: EventMeta | None = None
     meta_bytes: int = 0
+    names: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Attempts:
-    """The failed attempts at one event: how many count, what they said, and when the next is due."""
+    """The attempts at one event: how many count, what they said, and when the next is due.
+
+    `delay_ms` is what was waited for from the failure on: after a restart no clock can make it longer. `running`
+    was written before the handler started, so that the next process knows what this one died of (rule W6).
+    """
 
     count: int = 0
     due_ms: int = 0
+    delay_ms: int = 0
     errors: tuple[str, ...] = ()
     running: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Deferral:
-    """An event that the gate put off."""
+    """An event that the gate put off, and how often it did so."""
 
     due_ms: int
+    delay_ms: int = 0
     times: int = 1
 
 
@@ -50,7 +60,7 @@ class Checkpoint:
 
     All offsets up to `committed` are settled, and those in `ranges` (inclusive, above it, apart). `dead_letters`
     is the last line of the topic's dead-letter log that is reflected here; `retries` are the dead letters being
-    tried again, by (offset, round).
+    tried again, by (offset, round, line of the dead-letter log that holds the event).
     """
 
     log_id: str
@@ -58,14 +68,14 @@ class Checkpoint:
     ranges: tuple[tuple[int, int], ...] = ()
     attempts: Mapping[int, Attempts] = field(default_factory=dict)
     deferrals: Mapping[int, Deferral] = field(default_factory=dict)
-    retries: Mapping[tuple[int, int], Attempts] = field(default_factory=dict)
+    retries: Mapping[tuple[int, int, int], Attempts] = field(default_factory=dict)
     dead_letters: int = 0
 
     @property
     def highest(self) -> int:
         """The highest offset that it names (recovery's rule 3)."""
         ends = [end for _, end in self.ranges[-1:]]
-        return max([self.committed, *ends, *self.attempts, *self.deferrals, *(offset for offset, _ in self.retries)])
+        return max([self.committed, *ends, *self.attempts, *self.deferrals, *(offset for offset, _, _ in self.retries)])
 
 
 StartKind = Literal["earliest", "latest", "timestamp", "offset"]
@@ -167,6 +177,10 @@ class Store(Protocol):
 
     async def dead_letters(self, name: LogName) -> StoreLog:
         """The dead-letter log of a log; its offsets are its own."""
+        ...
+
+    async def has_dead_letters(self, name: LogName) -> bool:
+        """Whether anything was ever written there, without making it."""
         ...
 
     async def journal(self, space_id: str, folder: str, name: str) -> StoreLog:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import os
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import anyio
 
@@ -35,6 +35,7 @@ from events.persistence.store import Checkpoint, Durable, GroupRecord, LogName, 
 from events.persistence.tail import Tail
 from events.persistence.workspace import Layout, Workspace, dlq_naming, list_spaces, list_topics, wal_naming
 
+T = TypeVar("T")
 logger = logging.getLogger("events.store")
 _TICK_S: Final = 0.05
 _MAX_REPORTS: Final = 1000
@@ -106,7 +107,11 @@ class WalStore:
     async def open(self, durable: Durable) -> None:
         self.io.start()
         self.durable = durable
-        await self.io.run(self._open)
+        try:
+            await self.io.run(self._open)
+        except BaseException:
+            self.io.stop()
+            raise
         self._is_open = True
 
     def _open(self) -> None:
@@ -121,6 +126,11 @@ class WalStore:
     def check_writable(self) -> None:
         """Raise when this process may not write (any more)."""
         self._workspace.check_writable()
+
+    async def run_blocking(self, work: Callable[[], T]) -> T:
+        """Run file work in a thread. Refused after close, and after a fork: the child has no such thread."""
+        self.check_writable()
+        return await self.io.run(work)
 
     async def run(self) -> None:
         """Marks, interval syncs, deadlines, a full disk: looked after while there is anything to look after."""
@@ -148,6 +158,8 @@ class WalStore:
         if not self._is_open:
             return
         self._is_open = False
+        if self._workspace.is_forked:
+            return  # all of it is the parent's
         for log in list(self._logs.values()):
             if isinstance(log, CommittedLog):
                 with suppress(OSError):  # it is poisoned then, and recovery will see to it
@@ -162,7 +174,7 @@ class WalStore:
     # -- logs --------------------------------------------------------------------------------------------------
 
     async def log_names(self) -> list[LogName]:
-        return await self.io.run(self._log_names)
+        return await self.run_blocking(self._log_names)
 
     def _log_names(self) -> list[LogName]:
         spaces = list_spaces(self.fs, self.layout)
@@ -181,6 +193,12 @@ class WalStore:
         naming = dlq_naming(name.topic)
         return await self._opened((name.space_id, "dlq/" + naming.stem), name, "dlq", naming)
 
+    async def has_dead_letters(self, name: LogName) -> bool:
+        naming = dlq_naming(name.topic)
+        folder = self.layout.folder(name.space_id, "dlq")
+        names = await self.run_blocking(lambda: list_or_empty(self.fs, folder))
+        return any(naming.number(file_name) for file_name in names)
+
     async def journal(self, space_id: str, folder: str, name: str) -> StoreLog:
         check_space(space_id)
         for part in name.split("__"):
@@ -198,7 +216,7 @@ class WalStore:
             await known.finished.wait()
         opening = self._logs[key] = _Opening()
         try:
-            log, found = await self.io.run(lambda: self._open_log(name, folder, naming))
+            log, found = await self.run_blocking(lambda: self._open_log(name, folder, naming))
             committed = CommittedLog(self, name, log)
             committed.tells_durable = folder == "wal"
             self._logs[key] = committed
@@ -267,7 +285,7 @@ class WalStore:
         self._groups[record.name] = record
 
     async def delete_group(self, group: str) -> None:
-        await self.io.run(lambda: self._delete_group(group))
+        await self.run_blocking(lambda: self._delete_group(group))
         self._groups.pop(group, None)
 
     def _delete_group(self, group: str) -> None:
@@ -282,7 +300,7 @@ class WalStore:
 
     async def load_checkpoint(self, name: LogName, group: str) -> Checkpoint | None:
         path = self.layout.checkpoint(*name, group)
-        document, damaged = await self.io.run(lambda: read_document(self.fs, path))
+        document, damaged = await self.run_blocking(lambda: read_document(self.fs, path))
         if damaged or (document is not None and document.is_previous):
             logger.warning("a checkpoint was unreadable; resuming from %s", path + ".prev" if document else "the start")
         if document is None:
@@ -295,12 +313,12 @@ class WalStore:
     async def save_checkpoint(self, name: LogName, group: str, checkpoint: Checkpoint) -> None:
         path = self.layout.checkpoint(*name, group)
         if path not in self._generations:
-            await self.io.run(lambda: self._workspace.ensure(os.path.dirname(path)))
+            await self.run_blocking(lambda: self._workspace.ensure(os.path.dirname(path)))
         await self._replace(path, checkpoint_to(checkpoint, self.clock.now_ms()))
 
     async def settled_by(self, name: LogName, group: str) -> int:
         path = self.layout.checkpoint(*name, group)
-        return await self.io.run(lambda: self._settled_by(path))
+        return await self.run_blocking(lambda: self._settled_by(path))
 
     def _settled_by(self, path: str) -> int:
         current, previous = read_document(self.fs, path)[0], read_previous(self.fs, path)
@@ -322,7 +340,7 @@ class WalStore:
                     raise
                 write_document(self.fs, path, data, generation)
 
-        await self.io.run(replace)
+        await self.run_blocking(replace)
 
     # -- a full disk -------------------------------------------------------------------------------------------
 

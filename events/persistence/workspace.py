@@ -5,25 +5,29 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 import weakref
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from events.errors import ForkedProcess, InvalidMessage, ReadOnly, UnsupportedPlatform, WorkspaceLocked
 from events.names import check_group, check_topic, escape_space, unescape_space
-from events.persistence.files import FileSystem, list_or_empty, make_directory, read_file, write_all
+from events.persistence.files import FileSystem, list_or_empty, make_directories, make_directory, read_file, write_all
 from events.persistence.segment import Naming, stem_of
 
 BUS_DIRECTORY: Final = ".bus"
 _LOCK: Final = "lock"
 _MAX_LOCK_BYTES: Final = 4096
+_LOCK_TRIES: Final = 40
+_LOCK_PAUSE_S: Final = 0.005
 
 
 class Layout:
     """Paths, and nothing but paths. Every name that comes from a caller is checked or escaped here."""
 
     def __init__(self, workspace: str | Path) -> None:
-        self.workspace = os.path.abspath(workspace)
+        self.workspace = os.path.realpath(workspace)  # a link that leads to it is the user's choice
         self.root = os.path.join(self.workspace, BUS_DIRECTORY)
         self.lock = os.path.join(self.root, _LOCK)
         self.groups = os.path.join(self.root, "groups")
@@ -88,7 +92,7 @@ class Workspace:
         self.fs = fs
         self.layout = layout
         self._lock_handle: int | None = None
-        self._forked = False
+        self.is_forked = False
         self._made: set[str] = set()
         self.folds_case = False
 
@@ -97,32 +101,35 @@ class Workspace:
         if sys.platform == "win32":
             raise UnsupportedPlatform("Windows", "flock, and an fsync for directories")
         layout = self.layout
-        Path(layout.workspace).mkdir(parents=True, exist_ok=True)
+        make_directories(self.fs, layout.workspace)
         make_directory(self.fs, layout.root)
         self.fs.listdir(layout.root)  # raises if it is a link, or no directory
-        try:
-            self._lock_handle = self.fs.lock(layout.lock)
-        except BlockingIOError:
-            raise WorkspaceLocked(layout.workspace, read_holder(self.fs, layout)) from None
-        note = json.dumps({"pid": os.getpid(), "boot_id": _boot_id()}) + "\n"
-        self.fs.truncate(self._lock_handle, 0)
-        write_all(self.fs, self._lock_handle, note.encode(), 0)
-        for path in (layout.groups, layout.spaces, layout.aside):
-            self.ensure(path)
-        self.fs.sync_directory(layout.root)
-        self.folds_case = self._probe_case()
+        self._lock_handle = take_lock(self.fs, layout)
         _open_workspaces.add(self)
+        try:
+            note = json.dumps({"pid": os.getpid(), "boot_id": _boot_id()}) + "\n"
+            self.fs.truncate(self._lock_handle, 0)
+            write_all(self.fs, self._lock_handle, note.encode(), 0)
+            for path in (layout.groups, layout.spaces, layout.aside):
+                self.ensure(path)
+            self.fs.sync_directory(layout.root)
+            self.folds_case = self._probe_case()
+        except BaseException:
+            self.release()
+            raise
 
     def release(self) -> None:
         """Give the lock back. Safe to call twice."""
         _open_workspaces.discard(self)
         handle, self._lock_handle = self._lock_handle, None
         if handle is not None:
+            with suppress(OSError):  # the note is for people
+                self.fs.truncate(handle, 0)
             self.fs.close(handle)
 
     def check_writable(self) -> None:
         """Raise when this process is not, or no longer, the one that may write."""
-        if self._forked:
+        if self.is_forked:
             raise ForkedProcess(self.layout.workspace)
         if self._lock_handle is None:
             raise ReadOnly(self.layout.workspace, "its lock is not held")
@@ -168,12 +175,40 @@ class Workspace:
         return True
 
     def _after_fork(self) -> None:
-        self._forked = True
+        self.is_forked = True
         handle, self._lock_handle = self._lock_handle, None
         if handle is not None:
             # The description is shared with the parent: closing our copy leaves the parent's lock in place,
             # keeping it would hold the lock after the parent was killed.
             self.fs.close(handle)
+
+
+def take_lock(fs: FileSystem, layout: Layout) -> int:
+    """The handle that holds the lock; `WorkspaceLocked` with the holder's pid when another one has it.
+
+    A holder names itself just after it took the lock and just until it gives it back, and whoever only asks
+    whether it is free has it for an instant without a name: where no living process is named, look again.
+    """
+    pid: int | None = None
+    for _ in range(_LOCK_TRIES):
+        try:
+            return fs.lock(layout.lock)
+        except BlockingIOError:
+            pid = read_holder(fs, layout)
+        if pid is not None and _is_alive(pid):
+            break
+        time.sleep(_LOCK_PAUSE_S)
+    raise WorkspaceLocked(layout.workspace, pid)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True  # it is somebody else's
+    return True
 
 
 def read_holder(fs: FileSystem, layout: Layout) -> int | None:

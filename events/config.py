@@ -1,0 +1,46 @@
+"""The settings of a bus: one frozen object, every limit in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from events.persistence.wal import WalSettings
+
+Ordering = Literal["key", "topic", "none"]
+Overflow = Literal["block", "spill"]
+OnExpired = Literal["drop", "dlq", "deliver"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BusConfig:
+    """Defaults for everything; `subscribe` and topic policies say otherwise where they want to.
+
+    Retries wait a random time up to `backoff_base * backoff_mult ** i` seconds, at most `backoff_max`. A group holds
+    up to `max_inflight` events that are queued or running, and `max_parked` offsets of events that back off, are
+    deferred, or stand behind one that does. `settle_span` is how far beyond its last checkpoint a group may work: the
+    most that must be handled with care after a crash.
+    """
+
+    wal: WalSettings = field(default_factory=WalSettings)
+    max_event_bytes: int = 1024 * 1024
+    publish_timeout_s: float = 30.0
+    workers: int = 1
+    max_inflight: int = 1024
+    max_parked: int = 10_000
+    batch: int = 1
+    ordering: Ordering = "key"
+    overflow: Overflow = "block"
+    backoff_base: float = 0.5
+    backoff_mult: float = 2.0
+    backoff_max: float = 30.0
+    max_retries: int = 5
+    ack_deadline_s: float | None = None
+    on_expired: OnExpired = "drop"
+    checkpoint_interval_s: float = 0.1
+    settle_span: int = 16_384
+    max_deferrals: int = 10
+    max_error_chars: int = 500
+    sync_handler_threads: int = 64
+    read_bytes: int = 256 * 1024
+    strict_topics: tuple[str, ...] | None = None

@@ -1,0 +1,142 @@
+"""How a delivery ends: settled, tried again later, or dead. Exactly one of them, in this order of durability."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+from events.contracts import DeadLetter, Skip, Verdict
+from events.deadletters import death_entry, ended_entry
+from events.errors import BusError
+from events.lanes import Item
+from events.persistence.store import Attempts
+from events.types import Ack, Nack
+
+if TYPE_CHECKING:
+    from events.group import Group
+
+logger = logging.getLogger("events.settling")
+_MAX_EXPONENT: Final = 64
+_TRY_AGAIN_S: Final = 1.0
+
+
+class Settler:
+    """Turns verdicts into state: in memory at once, on disk by the next checkpoint; a death on disk at once."""
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+
+    async def conclude(self, items: Sequence[Item], verdict: Verdict, verdicts: Mapping[int, Verdict]) -> None:
+        """Give every event of a delivery its end: the good ones first, so that a failed one parks only what is left."""
+        failed: list[tuple[Item, Nack]] = []
+        for item in items:
+            one = verdicts.get(item.place.offset, verdict) if verdicts else verdict
+            match one:
+                case None | Ack():
+                    await self.settle(item, "acked")
+                case Skip(reason=reason):
+                    await self.settle(item, reason)
+                case DeadLetter(reason=reason):
+                    await self.bury(item, reason)
+                case Nack():
+                    failed.append((item, one))
+        for item, nack in failed:
+            await self._fail(item, nack)
+
+    async def settle(self, item: Item, outcome: str) -> None:
+        """The event is done with. A retried dead letter says so in its own log first."""
+        group, cursor = self._group, item.cursor
+        if item.place.round:
+            dead_letters = await group.services.store.dead_letters(cursor.name)
+            entry = ended_entry(group=group.name, offset=item.place.offset, round=item.place.round)
+            await dead_letters.append([entry], timeout_s=group.services.config.publish_timeout_s)
+        cursor.settle(item.place)
+        cursor.solo.discard(item.place)
+        group.counts[outcome] += 1
+        group.window.finish(item)
+        group.progressed(cursor)
+
+    async def _fail(self, item: Item, nack: Nack) -> None:
+        """An attempt failed: wait and try again, or give up (rule W6)."""
+        group, options, cursor = self._group, self._group.options, item.cursor
+        held = cursor.held_attempts(item.place) or Attempts()
+        limit = self.max_retries(item)
+        reason = (nack.reason or "nack")[: group.services.config.max_error_chars]
+        charged = held.count if held.running else held.count + 1
+        count = charged if nack.count else charged - 1
+        errors = (*held.errors, reason)[-(limit + 1) :]
+        group.counts["failed"] += 1
+        self._log_failure(item, charged, reason)
+        if nack.count and count > limit:
+            cursor.hold_attempts(item.place, Attempts(count, 0, 0, errors, running=held.running))
+            await self.bury(item, "retries exhausted")
+            return
+        exponent = min(max(count - 1, 0), _MAX_EXPONENT)
+        ceiling = min(options.backoff_base * options.backoff_mult**exponent, options.backoff_max)
+        delay = random.uniform(0, ceiling) if nack.delay is None else nack.delay
+        due_ms = group.services.clock.now_ms() + int(delay * 1000)
+        cursor.hold_attempts(item.place, Attempts(count, due_ms, int(delay * 1000), errors))
+        cursor.solo.discard(item.place)
+        group.window.park(item, group.services.clock.monotonic() + delay)
+        group.progressed(cursor)
+        group.wake()
+
+    def max_retries(self, item: Item) -> int:
+        """The subscription's limit, or the producer's wish where that is lower."""
+        qos = item.record.meta.qos
+        wished = qos.max_retries if qos is not None else None
+        limit = self._group.options.max_retries
+        return limit if wished is None else min(wished, limit)
+
+    def _log_failure(self, item: Item, attempt: int, reason: str) -> None:
+        """Every failed attempt, the last one too: who, what, where, how often, why. Never the payload."""
+        where = self._group.where(item.cursor, item.place.offset)
+        logger.warning(
+            "attempt %d at offset %d of %s failed in group %s: %s",
+            attempt,
+            item.place.offset,
+            item.cursor.name.topic,
+            self._group.name,
+            reason,
+            extra={
+                **where,
+                "event_id": item.record.meta.event_id,
+                "attempt": attempt,
+                "max_retries": self.max_retries(item),
+                "error": reason,
+            },
+        )
+
+    async def bury(self, item: Item, reason: str) -> None:
+        """Into the dead-letter log, durably, and only then settled (rule W10)."""
+        group, cursor, place = self._group, item.cursor, item.place
+        held = cursor.held_attempts(place) or Attempts()
+        entry = death_entry(
+            item.record,
+            group=group.name,
+            offset=place.offset,
+            round=place.round,
+            reason=reason,
+            errors=held.errors,
+            attempts=held.count,
+            died_ms=group.services.clock.now_ms(),
+            appended_ms=item.record.at,
+        )
+        where = group.where(cursor, place.offset)
+        try:
+            await cursor.log.sync()
+            dead_letters = await group.services.store.dead_letters(cursor.name)
+            await dead_letters.append([entry], timeout_s=group.services.config.publish_timeout_s)
+        except (OSError, BusError) as error:
+            logger.error("a dead letter could not be written, so the event stays: %s", error, extra=where)
+            group.window.park(item, group.services.clock.monotonic() + _TRY_AGAIN_S)
+            group.wake()
+            return
+        cursor.settle(place)
+        cursor.solo.discard(place)
+        group.counts["dead"] += 1
+        logger.error("gave up on an event: %s", reason, extra={**where, "attempts": held.count, "reason": reason})
+        group.window.finish(item)
+        group.progressed(cursor)

@@ -1,0 +1,60 @@
+"""Lets one handler run alone in the whole process: what was running when it died is tried again by itself."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import anyio
+
+from events.clock import Clock
+
+_GIVE_UP_S: Final = 5.0
+
+
+class Solo:
+    """Many may run together, or one alone.
+
+    Alone is not for ever: after five seconds the others go on, so that a handler which waits for one of them is not
+    waited for by all of them.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._running = 0
+        self._alone_until: float | None = None
+        self._changed = anyio.Event()
+
+    async def enter_shared(self) -> None:
+        """Start to run among others."""
+        if self._alone_until is not None:
+            await self._wait_turn()
+        self._running += 1
+
+    def leave(self) -> None:
+        """Stop running among others."""
+        self._running -= 1
+        if self._alone_until is not None:
+            self._notify()
+
+    async def _wait_turn(self) -> None:
+        """Wait until nobody runs alone, or has done so for too long."""
+        while self._alone_until is not None:
+            left = self._alone_until - self._clock.monotonic()
+            if left <= 0 or not await self._clock.wait(self._changed, left):
+                return
+
+    async def enter_alone(self) -> None:
+        """Wait until nobody else runs, and keep it so."""
+        await self._wait_turn()
+        until = self._alone_until = self._clock.monotonic() + _GIVE_UP_S
+        while self._running and await self._clock.wait(self._changed, until - self._clock.monotonic()):
+            pass
+
+    def leave_alone(self) -> None:
+        """Let the others go on."""
+        self._alone_until = None
+        self._notify()
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()

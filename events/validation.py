@@ -1,0 +1,73 @@
+"""Step 2 of an event's way: names and shape, before anything else looks at them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from events.errors import InvalidMessage, InvalidTopic, NoSubscriber, TopicAlreadyHandled, TopicFrozen
+from events.names import check_space, check_topic
+from events.serialization import encode_payload
+from events.types import Event, EventMeta, EventType
+
+
+def checked_event(event: Event[Any], topic: str | None, actor: str | None, max_bytes: int) -> Event[Any]:
+    """The event as it will be published: its payload proven to be JSON, its names proven to be names.
+
+    A topic given beside the event wins; an identity that the bus is bound to signs what is unsigned.
+    """
+    if not isinstance(event, Event):
+        raise InvalidMessage("event", event, "publish takes an Event", hint="Event(meta=EventMeta(...), payload={...})")
+    meta = event.meta
+    if topic is not None and topic != meta.topic:
+        meta = meta.replace(topic=topic if isinstance(topic, EventType) else check_topic(topic))
+    if actor is not None and meta.actor is None:
+        meta = meta.replace(actor=actor)
+    _check_names(meta)
+    raw = event.raw_payload
+    if raw is None:
+        raw = encode_payload(event.payload, max_bytes)
+    return Event.from_log(meta, raw)
+
+
+def _check_names(meta: EventMeta) -> None:
+    # Cached by value; a meta made around its own checks (model_construct) is caught here.
+    check_topic(meta.topic)
+    check_space(meta.space_id)
+
+
+class Topology:
+    """Strict mode (rule W16): only the listed topics, one handler each, all set up before the first publish."""
+
+    def __init__(self, topics: tuple[str, ...] | None) -> None:
+        self._allowed = None if topics is None else frozenset(map(check_topic, topics))
+        self._handled: dict[str, str] = {}
+        self._is_frozen = False
+
+    @property
+    def is_strict(self) -> bool:
+        """Whether there is anything to keep to."""
+        return self._allowed is not None
+
+    def subscribe(self, topic: str, group: str) -> None:
+        """A group wants a topic for itself."""
+        if self._allowed is None:
+            return
+        if self._is_frozen:
+            raise TopicFrozen(topic)
+        self._check_allowed(topic)
+        if topic in self._handled:
+            raise TopicAlreadyHandled(topic, self._handled[topic])
+        self._handled[topic] = group
+
+    def publish(self, topic: str, space_id: str) -> None:
+        """An event is about to be published; from now on nothing may change."""
+        if self._allowed is None:
+            return
+        self._check_allowed(topic)
+        self._is_frozen = True
+        if topic not in self._handled:
+            raise NoSubscriber(topic, space_id)
+
+    def _check_allowed(self, topic: str) -> None:
+        if self._allowed is not None and topic not in self._allowed:
+            raise InvalidTopic("topic", topic, f"strict topology allows {', '.join(sorted(self._allowed))}")

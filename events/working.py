@@ -1,0 +1,235 @@
+"""A group's workers: each takes an event, runs the pipeline under its deadline, and hands the verdict on."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+import anyio
+import anyio.lowlevel
+from anyio.abc import TaskGroup
+
+from events.contracts import Verdict
+from events.errors import StorageFull
+from events.handlers import Delivered, Pipeline
+from events.lanes import Item
+from events.persistence.codec import Record
+from events.persistence.store import Attempts
+from events.settling import Settler
+from events.types import Nack
+
+if TYPE_CHECKING:
+    from events.group import Group
+
+logger = logging.getLogger("events.working")
+_YIELD_EVERY: Final = 64
+_LATE: Final = Nack("the ack deadline passed")
+
+
+class _Worker:
+    """One worker, and what it is doing."""
+
+    def __init__(self) -> None:
+        self.scope = anyio.CancelScope()
+        self.items: list[Item] = []
+        self.deadline: float | None = None
+        self.is_late = False
+        self.is_leaving = False
+
+
+class Workers:
+    """All workers of a group, and the one watch over their deadlines."""
+
+    def __init__(self, group: Group, pipeline: Pipeline, settler: Settler) -> None:
+        self._group = group
+        self._pipeline = pipeline
+        self._settler = settler
+        self._workers: list[_Worker] = []
+        self._work = anyio.Event()
+        self._watched = anyio.Event()
+        self._tasks: TaskGroup | None = None
+
+    def start(self, tasks: TaskGroup, number: int) -> None:
+        """Begin to work."""
+        self._tasks = tasks
+        tasks.start_soon(self._watch)
+        self.add(number)
+
+    def add(self, number: int) -> None:
+        """More workers: another subscription of the same group joined."""
+        assert self._tasks is not None
+        for _ in range(number):
+            worker = _Worker()
+            self._workers.append(worker)
+            self._tasks.start_soon(self._run, worker)
+
+    def remove(self, number: int) -> None:
+        """Fewer workers: a subscription left. The idle ones go first, the others once they are done."""
+        leaving = sorted(self._workers, key=lambda worker: bool(worker.items))[:number]
+        for worker in leaving:
+            worker.is_leaving = True
+        self._work.set()
+
+    def wake(self) -> None:
+        """There may be something to do."""
+        self._work.set()
+
+    def running_items(self) -> list[Item]:
+        """What is, or was when the group was stopped, in the hands of a worker."""
+        return [item for worker in self._workers for item in worker.items]
+
+    @property
+    def late_count(self) -> int:
+        """Workers whose handler is past its deadline and has not returned: plain functions cannot be cancelled."""
+        return sum(worker.is_late for worker in self._workers)
+
+    async def _run(self, worker: _Worker) -> None:
+        """Take and deliver until cancelled. Many deliveries share one cancel scope; a missed deadline ends it."""
+        self._group.services.mark_bus_code()
+        while not worker.is_leaving:
+            with anyio.CancelScope() as worker.scope:
+                await self._work_on(worker)
+            # Only the watch cancels this scope: the handler was interrupted, and its attempt failed.
+            items, worker.items, worker.is_late = worker.items, [], False
+            await self._settler.conclude(items, _LATE, {})
+        self._workers.remove(worker)
+
+    async def _work_on(self, worker: _Worker) -> None:
+        deliveries = 0
+        while not worker.is_leaving:
+            worker.items = self._group.window.take(self._group.options.batch)
+            if not worker.items:
+                if self._work.is_set():
+                    self._work = anyio.Event()
+                await self._work.wait()
+                continue
+            await self._deliver(worker)
+            deliveries += 1
+            if deliveries % _YIELD_EVERY == 0:
+                await anyio.lowlevel.checkpoint()
+
+    async def _deliver(self, worker: _Worker) -> None:
+        """One delivery, from the group's window to its settlement."""
+        worker.items = [item for item in worker.items if not await self._ends_unheard(item)]
+        if not worker.items:
+            return
+        solo = self._group.services.solo
+        alone = any(item.place in item.cursor.solo for item in worker.items)
+        await (solo.enter_alone() if alone else solo.enter_shared())
+        try:
+            await self._write_down(worker.items)
+            self._set_deadline(worker)
+            verdict, verdicts = await self._attempt(worker)
+            if worker.is_late:
+                verdict, verdicts = _LATE, {}
+            worker.deadline = None
+            if worker.scope.cancel_called:
+                await anyio.lowlevel.checkpoint()  # the handler ignored its cancellation; `_run` concludes
+            await self._settler.conclude(worker.items, verdict, verdicts)
+            if alone:
+                await self._group.services.checkpointer.save(self._group, worker.items[0].cursor)
+            worker.items, worker.is_late = [], False
+        finally:
+            worker.deadline = None
+            solo.leave_alone() if alone else solo.leave()
+
+    async def _attempt(self, worker: _Worker) -> tuple[Verdict, Mapping[int, Verdict]]:
+        """Run the pipeline; whatever it raises becomes a verdict."""
+        records = [item.record for item in worker.items]
+        deliveries = [self._delivery(worker, item) for item in worker.items]
+        try:
+            return await self._pipeline.run(records, deliveries)
+        except anyio.get_cancelled_exc_class() as error:
+            if worker.scope.cancel_called or self._group.is_stopping:
+                raise
+            return Nack(f"{type(error).__name__}: raised inside the handler"), {}
+        except StorageFull as error:
+            # Not the handler's fault, and nothing that trying harder would mend.
+            return Nack(str(error), delay=self._group.options.backoff_base, count=False), {}
+        except Exception as error:
+            logger.debug("a handler raised", exc_info=error, extra={"group": self._group.name})
+            return Nack(f"{type(error).__name__}: {error}"), {}
+
+    def _delivery(self, worker: _Worker, item: Item) -> Delivered:
+        held = item.cursor.held_attempts(item.place)
+        attempt = 1 if held is None else held.count if held.running else held.count + 1
+
+        def extend(seconds: float) -> None:
+            if item in worker.items:  # a handler that went on after its time must not move somebody else's deadline
+                worker.deadline = self._group.services.clock.monotonic() + seconds
+                self._watched.set()
+
+        space_id, topic = item.cursor.name
+        return Delivered(space_id, topic, item.place.offset, item.place.round, self._group.name, attempt, extend)
+
+    # -- before a handler starts -------------------------------------------------------------------------------
+
+    async def _ends_unheard(self, item: Item) -> bool:
+        """Whether an event ends before its handler would start: too old, or the death of too many processes."""
+        cursor, place = item.cursor, item.place
+        held = cursor.held_attempts(place)
+        if place in cursor.solo and held is not None and held.running:
+            error = f"the process ended during attempt {held.count}"
+            held = Attempts(held.count, errors=(*held.errors, error))
+            cursor.hold_attempts(place, held)
+            if held.count > self._settler.max_retries(item):
+                await self._settler.bury(item, "the process ended during its attempts")
+                return True
+        if held is not None or place.round or self._group.options.on_expired == "deliver":
+            return False
+        ttl = item.record.meta.ttl_sec
+        if ttl is None or self._age_s(item.record) <= ttl:
+            return False
+        if self._group.options.on_expired == "dlq":
+            await self._settler.bury(item, "expired")
+        else:
+            await self._settler.settle(item, "expired")
+        return True
+
+    def _age_s(self, record: Record) -> float:
+        """How old an event is: since it was made, by a clock that does not jump (rule W9)."""
+        clock, at = self._group.services.clock, record.at
+        made = clock.corrected_ms(int(record.meta.ts.timestamp() * 1000), at)
+        return (clock.now_ms() - min(made, at)) / 1000
+
+    async def _write_down(self, items: list[Item]) -> None:
+        """After an unclean end each attempt is on disk before its handler starts (rule W6)."""
+        for item in items:
+            cursor, place = item.cursor, item.place
+            if place.offset <= cursor.suspects_through or place in cursor.solo:
+                held = cursor.held_attempts(place) or Attempts()
+                cursor.hold_attempts(place, replace(held, count=held.count + 1, running=True))
+                await self._group.services.checkpointer.save(self._group, cursor)
+
+    # -- deadlines ---------------------------------------------------------------------------------------------
+
+    def _set_deadline(self, worker: _Worker) -> None:
+        seconds = self._group.options.ack_deadline_s
+        if seconds is None:
+            qos = worker.items[0].record.meta.qos
+            seconds = qos.ack_deadline_s if qos is not None else None
+        if seconds is not None:
+            worker.deadline = self._group.services.clock.monotonic() + seconds
+            self._watched.set()
+
+    async def _watch(self) -> None:
+        """One task for all deadlines of the group: it sleeps until the first of them."""
+        clock = self._group.services.clock
+        while True:
+            self._watched = anyio.Event()
+            deadlines = [worker.deadline for worker in self._workers if worker.deadline is not None]
+            if await clock.wait(self._watched, min(deadlines) - clock.monotonic() if deadlines else None):
+                continue
+            for worker in self._workers:
+                if worker.deadline is not None and worker.deadline <= clock.monotonic():
+                    self._expire(worker)
+
+    def _expire(self, worker: _Worker) -> None:
+        """Too late. A coroutine is cancelled; a thread cannot be, and keeps its worker and lane until it returns."""
+        worker.deadline = None
+        worker.is_late = True
+        self._group.counts["late"] += 1
+        if self._pipeline.shape.is_async:
+            worker.scope.cancel()
