@@ -11,7 +11,7 @@ from datetime import datetime
 from enum import Enum
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import anyio
 from anyio.abc import TaskGroup
@@ -27,6 +27,7 @@ from events.dlq import DLQInspector
 from events.errors import BusClosed, Denied, GroupConflict, InvalidMessage, UnknownGroup
 from events.group import Group, GroupOptions
 from events.handlers import HandlerShape, Pipeline
+from events.maintenance import Maintenance
 from events.names import check_space, check_topic_pattern, topic_matches
 from events.persistence.codec import event_members
 from events.persistence.store import Entry, GroupRecord, LogName, Store, StoreLog
@@ -98,6 +99,7 @@ class EventBus(Surface):
         self._registry = registry
         self._topology = Topology(self.config.strict_topics)
         self._dispatcher = Dispatcher(self._clock)
+        self.maintenance = Maintenance(self._store, self._clock, self.config)
         self._chain = compose(self._middlewares, self._append_hop) if self._middlewares else None
         self._state = _State.NEW
         self._published = 0
@@ -180,6 +182,7 @@ class EventBus(Surface):
             changed=self._tell_change,
         )
         self._tasks.start_soon(checkpointer.run)
+        self._tasks.start_soon(self.maintenance.run)
         for one in self._middlewares:
             begin = getattr(one, "start", None)
             if begin is not None:
@@ -320,7 +323,8 @@ class EventBus(Surface):
 
     async def _subscribe(self, identity: Identity, subscription: Subscription) -> None:
         async with self._subscribing:
-            self.authorise(identity, "consume", subscription.topic, subscription.space)
+            for action in _CONSUMING:
+                self.authorise(identity, action, subscription.topic, subscription.space)
             described = tuple(one.describe() for one in subscription.filters)
             group = self._dispatcher.groups.get(subscription.group)
             options = self._options(subscription)
@@ -391,7 +395,9 @@ class EventBus(Surface):
         unknown = [name for name in subscription.settings if name not in known]
         if unknown:
             raise InvalidMessage("subscribe", unknown[0], f"a subscription's settings are {', '.join(known)}")
-        values = {name: getattr(self.config, name) for name in known} | dict(subscription.settings)
+        policy = self.config.topic(subscription.topic)
+        values = {name: _first(policy(name), getattr(self.config, name)) for name in known}
+        values |= dict(subscription.settings)
         for name in ("workers", "max_inflight", "max_parked", "batch"):
             if not isinstance(values[name], int) or values[name] < 1:
                 raise InvalidMessage(name, values[name], f"{name} is a whole number of at least 1")
@@ -497,7 +503,7 @@ class EventBus(Surface):
         for one in self._middlewares:
             decide = getattr(one, "authorise", None)
             if decide is not None:
-                decide(identity.subject, action, topic, space, meta)
+                decide(identity.subject, action, topic, space, meta, identity.capabilities)
 
     def is_allowed(
         self, identity: Identity, action: Action, topic: str, space: str, meta: EventMeta | None = None
@@ -550,6 +556,11 @@ class EventBus(Surface):
 
 
 _NOBODY = Identity()
+_CONSUMING: Final[tuple[Action, ...]] = ("consume", "ack")
+
+
+def _first(chosen: Any, otherwise: Any) -> Any:
+    return otherwise if chosen is None else chosen
 
 
 def _check_same(record: GroupRecord, wanted: Subscription, described: tuple[Mapping[str, Any], ...]) -> None:

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal, Protocol
 
 from events.persistence.wal import WalSettings
 
 Ordering = Literal["key", "topic", "none"]
 Overflow = Literal["block", "spill"]
 OnExpired = Literal["drop", "dlq", "deliver"]
+
+
+class TopicSettings(Protocol):
+    """Settings by topic, from a policy file: an object whose attributes are named like those of `BusConfig`.
+
+    An attribute that is missing or None is not set there. `policies.TopicPolicies` is one.
+    """
+
+    def for_topic(self, topic: str) -> Any: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +29,8 @@ class BusConfig:
     Retries wait a random time up to `backoff_base * backoff_mult ** i` seconds, at most `backoff_max`. A group holds
     up to `max_inflight` events that are queued or running, and `max_parked` offsets of events that back off, are
     deferred, or stand behind one that does. `settle_span` is how far beyond its last checkpoint a group may work: the
-    most that must be handled with care after a crash.
+    most that must be handled with care after a crash. `topics` are policies by topic, which come before these; and
+    `compact` has the bus delete segments that every group has settled.
     """
 
     wal: WalSettings = field(default_factory=WalSettings)
@@ -44,3 +55,11 @@ class BusConfig:
     sync_handler_threads: int = 64
     read_bytes: int = 256 * 1024
     strict_topics: tuple[str, ...] | None = None
+    topics: TopicSettings | None = None
+    compact: bool = False
+    maintenance_interval_s: float = 60.0
+
+    def topic(self, topic: str) -> Callable[[str], Any]:
+        """What the policies say of a topic, by the name of the setting; None where they say nothing."""
+        policy = self.topics.for_topic(topic) if self.topics is not None and "*" not in topic else None
+        return lambda name: getattr(policy, name, None)

@@ -113,7 +113,7 @@ class Hop:
     deliveries: Sequence[Delivery] = ()
     timeout_s: float = 0.0
     may_wait: bool = True
-    verdicts: dict[int, Verdict] = field(default_factory=dict)
+    verdicts: dict[Delivery, Verdict] = field(default_factory=dict)
     _events: Sequence[Event[Any]] = ()
     _sealed: bool = True
 
@@ -137,9 +137,16 @@ class Hop:
         return replace(self, metas=metas, _events=[Event.remade(event, meta) for event, meta in pairs])
 
     def with_events(self, events: Sequence[Event[Any]]) -> Hop:
-        """The hop with other events in the same order: how redaction changes a payload."""
+        """The hop with other events in the same order: how redaction changes a payload.
+
+        What authorisation decided on must stay: topic, space, band, actor and capabilities.
+        """
         if len(events) != len(self.events):
             raise ValueError(f"a hop of {len(self.events)} events cannot become one of {len(events)}")
+        for before, after in zip(self.metas, events, strict=True):
+            for name in ("topic", "space_id", "band", "actor", "caps"):
+                if getattr(before, name) != getattr(after.meta, name):
+                    raise ValueError(f"meta.{name} was authorised and cannot be changed behind it")
         return replace(self, metas=[event.meta for event in events], _events=events)
 
     def without(self, settled: Mapping[int, Verdict]) -> Hop:
@@ -149,7 +156,7 @@ class Hop:
         publish is whole or refused.
         """
         for index, verdict in settled.items():
-            self.verdicts[self.deliveries[index].offset] = verdict
+            self.verdicts[self.deliveries[index]] = verdict
         keep = [index for index in range(len(self.metas)) if index not in settled]
         return replace(
             self,
@@ -181,7 +188,13 @@ class Authoriser(Protocol):
     """A middleware that also decides actions which cross no chain: subscribe, replay, dlq, admin."""
 
     def authorise(
-        self, subject: str | None, action: Action, topic: str, space_id: str, meta: EventMeta | None = None
+        self,
+        subject: str | None,
+        action: Action,
+        topic: str,
+        space_id: str,
+        meta: EventMeta | None = None,
+        capabilities: frozenset[str] = frozenset(),
     ) -> None:
         """Return when allowed; raise `Denied` on a definite no, anything else when it could not decide.
 

@@ -15,7 +15,6 @@ from events.errors import BusError, CorruptLog, OffsetGone, error_code_of
 from events.lanes import Lane, Place
 from events.persistence.codec import Record
 from events.persistence.store import LogName
-from events.types import priority_level
 
 if TYPE_CHECKING:
     from events.group import Group
@@ -175,7 +174,7 @@ class Feeder:
                 window.discard(lane, place)
                 self._group.skip(cursor, place, "dropped")
                 continue
-            level = decision.priority if isinstance(decision, Boost) else priority_level(record.meta.priority)
+            level = decision.priority if isinstance(decision, Boost) else self._group.priority_of(record)
             if place.round and lane.key is None:
                 window.join(lane, record, level)
             else:

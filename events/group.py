@@ -143,7 +143,14 @@ class Group:
                 case Boost(priority=priority):
                     self.window.enter(cursor, record, place, priority)
                 case Admit():
-                    self.window.enter(cursor, record, place, priority_level(record.meta.priority))
+                    self.window.enter(cursor, record, place, self.priority_of(record))
+
+    def priority_of(self, record: Record) -> int:
+        """The event's own priority, or its topic's."""
+        priority = record.meta.priority
+        if priority is None and self.services.config.topics is not None:
+            priority = self.services.config.topic(str(record.meta.topic))("priority")
+        return priority_level(priority)
 
     def _still_waits(self, cursor: Cursor, place: Place) -> float:
         """What is left of a wait that began before a restart; no clock can make it longer than it was."""

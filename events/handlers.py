@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, get_args, get_type_hints
@@ -166,8 +166,8 @@ class Pipeline:
 
     async def run(
         self, records: Sequence[Record], deliveries: Sequence[Delivered]
-    ) -> tuple[Verdict, dict[int, Verdict]]:
-        """Deliver; the verdict for all, and those that differ by offset."""
+    ) -> tuple[Verdict, Mapping[Any, Verdict]]:
+        """Deliver; the verdict for all, and those that differ by delivery."""
         events = [self.shape.event_of(record) for record in records]
         if self._chain is None:
             return _checked(await self._call(events, deliveries)), {}

@@ -28,8 +28,10 @@ _PAYLOAD_RULE: Final = (
 
 def encode_payload(payload: object, max_bytes: int) -> bytes:
     """The payload's bytes, or an error that says which part of it is not JSON."""
+    model = None
     if type(payload) is not dict:
-        plain_data = dump_model(payload) if isinstance(payload, BaseModel) else payload
+        model = payload if isinstance(payload, BaseModel) else None
+        plain_data = payload if model is None else dump_model(model)
         if not isinstance(plain_data, Mapping):
             rule = "a payload is a JSON object: a dict, or a pydantic model"
             raise InvalidMessage("payload", payload, rule)
@@ -42,8 +44,12 @@ def encode_payload(payload: object, max_bytes: int) -> bytes:
     except TypeError:
         raise _explained(payload, max_bytes) from None
     # orjson writes NaN and infinities as null; only a payload with a null in it can have lost one.
-    if plain and b"null" in encoded and not _is_finite(payload):
-        _find_fault(payload, max_bytes)
+    if plain and b"null" in encoded:
+        if not _is_finite(payload):
+            _find_fault(payload, max_bytes)
+        if model is not None:
+            # So does pydantic in a field of no declared type, and has done it by now.
+            _find_lost(model.model_dump(by_alias=True, round_trip=True), "payload")
     if len(encoded) > max_bytes:
         raise PayloadTooLarge(len(encoded), max_bytes)
     return encoded
@@ -94,6 +100,18 @@ def _is_finite(container: Any) -> bool:
         elif (kind is dict or kind is list) and not _is_finite(value):
             return False
     return True
+
+
+def _find_lost(value: object, path: str) -> None:
+    """Name the first NaN or infinity in what a model holds."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise InvalidMessage(path, value, _PAYLOAD_RULE)
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            _find_lost(inner, path + _step(str(key)))
+    elif isinstance(value, list | tuple | set | frozenset):
+        for index, inner in enumerate(value):
+            _find_lost(inner, f"{path}[{index}]")
 
 
 def _explained(payload: object, max_bytes: int) -> InvalidMessage:

@@ -28,11 +28,11 @@ class Settler:
     def __init__(self, group: Group) -> None:
         self._group = group
 
-    async def conclude(self, items: Sequence[Item], verdict: Verdict, verdicts: Mapping[int, Verdict]) -> None:
+    async def conclude(self, items: Sequence[Item], verdict: Verdict, verdicts: Mapping[Item, Verdict]) -> None:
         """Give every event of a delivery its end: the good ones first, so that a failed one parks only what is left."""
         failed: list[tuple[Item, Nack]] = []
         for item in items:
-            one = verdicts.get(item.place.offset, verdict) if verdicts else verdict
+            one = verdicts.get(item, verdict) if verdicts else verdict
             match one:
                 case None | Ack():
                     await self.settle(item, "acked")

@@ -135,12 +135,16 @@ class Workers:
             worker.deadline = None
             solo.leave_alone() if alone else solo.leave()
 
-    async def _attempt(self, worker: _Worker) -> tuple[Verdict, Mapping[int, Verdict]]:
-        """Run the pipeline; whatever it raises becomes a verdict."""
+    async def _attempt(self, worker: _Worker) -> tuple[Verdict, Mapping[Item, Verdict]]:
+        """Run the pipeline; whatever it raises becomes a verdict. Some events may get one of their own."""
         records = [item.record for item in worker.items]
         deliveries = [self._delivery(worker, item) for item in worker.items]
         try:
-            return await self._pipeline.run(records, deliveries)
+            verdict, verdicts = await self._pipeline.run(records, deliveries)
+            if not verdicts:
+                return verdict, {}
+            items = dict(zip(deliveries, worker.items, strict=True))
+            return verdict, {items[delivery]: one for delivery, one in verdicts.items()}
         except anyio.get_cancelled_exc_class() as error:
             if worker.scope.cancel_called or self._group.is_stopping:
                 raise

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import uuid
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Final, Literal
@@ -19,7 +19,7 @@ from events.persistence.codec import BadLine, Record
 from events.persistence.files import DISK_FULL, FileSystem, write_all
 from events.persistence.handles import Handles
 from events.persistence.mark import Mark, MarkFile
-from events.persistence.segment import Naming, find_first, first_offset, read_blocks
+from events.persistence.segment import Naming, find_first, first_offset, line_at, read_blocks
 
 Sync = Literal["always", "interval", "never"]
 READ_BYTES: Final = 256 * 1024
@@ -267,52 +267,66 @@ class Log:
             return
         if offset < self.first_offset:
             raise OffsetGone(self.path_of(self.topic), offset, self.first_offset)
-        index = self._segment_index(offset)
-        for segment in self._segments[index:]:
-            expected = self._first_of(segment)
-            if expected is None or expected > through:
-                return
-            position = 0
-            if offset > expected:
+        segments = self._segments  # a deletion in another thread replaces the list
+        index = self._segment_index(segments, offset)
+        if (self._first_of(segments[index]) or offset) > offset:
+            raise OffsetGone(self.path_of(self.topic), offset, self.first_offset)
+        expected = offset
+        for segment in segments[index:]:
+            position, first = 0, self._first_of(segment)
+            if first is None or expected > through:
+                break
+            if first < expected == offset:
                 found = self._find(segment.number, lambda record: record.last >= offset)
-                if found is None:
-                    continue
-                position, expected = found.position, found.offset
-            yield from self._segment_records(segment.number, position, expected, through)
+                position, first = (found.position, found.offset) if found is not None else (0, first)
+                expected = first
+            if first != expected:
+                reason = f"begins with offset {first} where {expected} should be"
+                raise CorruptLog(self.segment_path(segment.number), 0, expected, through, reason)
+            expected = yield from self._segment_records(segment.number, position, expected, through)
+        if expected <= through:
+            path, end = self.segment_path(segments[-1].number), self._written_end[1]
+            raise CorruptLog(path, end, expected, through, "the log ends here, but more was durable")
 
-    def _segment_records(self, number: int, position: int, expected: int, through: int) -> Iterator[Record]:
+    def _segment_records(self, number: int, position: int, expected: int, through: int) -> Generator[Record, None, int]:
+        """The records of one segment; returns the offset that comes next."""
         path = self.segment_path(number)
         with self._open(number) as (handle, end):
             for block in read_blocks(self.fs, handle, number, position, end, expected):
                 for record in block.records:
                     if record.offset > through:
-                        return
+                        return expected
                     yield record
                     expected = record.last + 1
                 if expected > through:
-                    return
+                    return expected
                 if block.bad is not None:
                     raise CorruptLog(path, block.end, expected, through, str(block.bad))
+        return expected
 
     def offset_at(self, at_ms: int) -> int:
         """The first offset that was appended at that time or later; the next one when there is none."""
-        low, high = 0, len(self._segments)
+        segments = self._segments
+        low, high = 0, len(segments)
         while low < high:  # the first segment whose first line is not older
             middle = (low + high) // 2
-            record = self._find(self._segments[middle].number, lambda record: True)
+            record = self._find(segments[middle].number)
             if record is not None and record.at < at_ms:
                 low = middle + 1
             else:
                 high = middle
-        for segment in self._segments[max(0, low - 1) : low + 1]:
+        for segment in segments[max(0, low - 1) : low + 1]:
             found = self._find(segment.number, lambda record: record.at >= at_ms)
             if found is not None:
                 return max(found.offset, self.first_offset)
         return self.next_offset
 
-    def _find(self, number: int, wanted: Callable[[Record], bool]) -> Record | None:
+    def _find(self, number: int, wanted: Callable[[Record], bool] | None = None) -> Record | None:
+        """The first record of a segment, or the first that is wanted."""
         with self._open(number) as (handle, end):
             try:
+                if wanted is None:
+                    return line_at(self.fs, handle, number, 0, end)
                 return find_first(self.fs, handle, number, end, wanted)
             except BadLine as bad:
                 path = self.segment_path(number)
@@ -326,16 +340,18 @@ class Log:
         try:
             with self._handles.pinned(self.segment_path(number)) as handle:
                 last, end = self._written_end
-                yield handle, end if number == last else self.fs.size(handle)
+                if number != last:  # sealed; or new, and a first batch for it is under way
+                    end = self.fs.size(handle) if number < last else 0
+                yield handle, end
         except FileNotFoundError:
             raise OffsetGone(self.path_of(self.topic), 0, self.first_offset) from None
 
-    def _segment_index(self, offset: int) -> int:
+    def _segment_index(self, segments: list[_Segment], offset: int) -> int:
         """The index of the segment that holds an offset, by reading the heads of a few."""
-        low, high = 0, len(self._segments)
+        low, high = 0, len(segments)
         while low < high:
             middle = (low + high) // 2
-            first = self._first_of(self._segments[middle])
+            first = self._first_of(segments[middle])
             if first is None or first > offset:
                 high = middle
             else:
@@ -344,7 +360,7 @@ class Log:
 
     def _first_of(self, segment: _Segment) -> int | None:
         if segment.first is None:
-            with self._handles.pinned(self.segment_path(segment.number)) as handle:
+            with self._open(segment.number) as (handle, _):
                 segment.first = first_offset(self.fs, handle)
         return segment.first
 
