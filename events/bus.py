@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import Enum
@@ -24,7 +24,7 @@ from events.config import BusConfig
 from events.contracts import Action, Filter, Hop, HopResult, Middleware
 from events.dispatcher import Dispatcher
 from events.dlq import DLQInspector
-from events.errors import BusClosed, Denied, GroupConflict, InvalidMessage, UnknownGroup
+from events.errors import BusClosed, BusError, Denied, GroupConflict, InvalidMessage, PayloadTooLarge, UnknownGroup
 from events.group import Group, GroupOptions
 from events.handlers import HandlerShape, Pipeline
 from events.maintenance import Maintenance
@@ -34,13 +34,13 @@ from events.persistence.store import Entry, GroupRecord, LogName, Store, StoreLo
 from events.persistence.wal import WalStore
 from events.replay import ReplayRecord, replay
 from events.runtime import spawn_root
-from events.serialization import encode_event
 from events.services import Services, runs_bus_code
+from events.signals import Signal
 from events.solo import Solo
 from events.subscription import Start, Subscription, SubscriptionRegistry, start_of
 from events.surface import Identity, Surface
 from events.types import Event, EventMeta, EventType, Receipt
-from events.validation import Topology, checked_event
+from events.validation import Draft, Topology, checked, payload_of
 
 logger = logging.getLogger("events.bus")
 
@@ -108,7 +108,7 @@ class EventBus(Surface):
         self._ready = anyio.Event()
         self._stop = anyio.Event()
         self._finished = anyio.Event()
-        self._changed = anyio.Event()
+        self._changed = Signal()
         self._failure: BaseException | None = None
         self._services: Services
         self._tasks: TaskGroup
@@ -120,6 +120,16 @@ class EventBus(Surface):
     @property
     def _identity(self) -> Identity:
         return _NOBODY
+
+    @property
+    def store(self) -> Store:
+        """Where everything is kept. A middleware may keep journals of its own there."""
+        return self._store
+
+    @property
+    def clock(self) -> Clock:
+        """Time as this bus sees it."""
+        return self._clock
 
     # -- life --------------------------------------------------------------------------------------------------
 
@@ -168,8 +178,14 @@ class EventBus(Surface):
         self._failure = error
         logger.error("the bus stopped: %s", error, exc_info=error)
 
+    def _hooks(self, name: str) -> list[Callable[..., Any]]:
+        """What the middlewares offer under an optional name of their contract, outermost first."""
+        return [hook for one in self._middlewares if (hook := getattr(one, name, None)) is not None]
+
     async def _set_up(self) -> None:
-        hooks = [hook for one in self._middlewares if (hook := getattr(one, "before_checkpoint", None)) is not None]
+        for attach in self._hooks("attach"):
+            attach(self)
+        hooks = self._hooks("before_checkpoint")
         checkpointer = Checkpointer(self._store, self._clock, self.config.checkpoint_interval_s, hooks)
         self._services = Services(
             store=self._store,
@@ -179,18 +195,23 @@ class EventBus(Surface):
             solo=Solo(self._clock),
             threads=anyio.CapacityLimiter(self.config.sync_handler_threads),
             gate=self._gate,
-            changed=self._tell_change,
+            changed=self._changed.tell,
+            observers=self._hooks("settled"),
         )
         self._tasks.start_soon(checkpointer.run)
         self._tasks.start_soon(self.maintenance.run)
-        for one in self._middlewares:
-            begin = getattr(one, "start", None)
-            if begin is not None:
-                await begin()
+        for begin in self._hooks("start"):
+            await begin()
         if self._registry is not None:
             for subscription in self._registry:
                 await self._subscribe(_NOBODY, subscription)
-            self._registry.attach(lambda subscription: self._tasks.start_soon(self.subscribe_as, _NOBODY, subscription))
+            self._registry.attach(lambda subscription: self._tasks.start_soon(self._subscribe_late, subscription))
+
+    async def _subscribe_late(self, subscription: Subscription) -> None:
+        try:
+            await self._subscribe(_NOBODY, subscription)
+        except (OSError, BusError) as error:  # whoever registered it has long gone on
+            logger.error("could not subscribe %r: %s", subscription, error)
 
     async def close(self, timeout_s: float = 30.0) -> None:
         """Refuse new publishes, let what is in flight finish for up to `timeout_s`, save, and let go (rule W17).
@@ -217,13 +238,11 @@ class EventBus(Surface):
             group.drain()
         deadline = self._clock.monotonic() + timeout_s
         while any(group.window.inflight for group in groups) and self._clock.monotonic() < deadline:
-            await self._clock.wait(self._changed, min(0.5, deadline - self._clock.monotonic()))
+            await self._clock.wait(self._changed.next, min(0.5, deadline - self._clock.monotonic()))
         for group in groups:
             await self._stop_group(group)
-        for one in self._middlewares:
-            end = getattr(one, "close", None)
-            if end is not None:
-                await end()
+        for end in self._hooks("close"):
+            await end()
         self._stop.set()
 
     async def __aenter__(self) -> Self:
@@ -245,10 +264,6 @@ class EventBus(Surface):
                 break
         await self.close(timeout_s)
 
-    def _tell_change(self) -> None:
-        self._changed.set()
-        self._changed = anyio.Event()
-
     # -- publishing: steps 1 to 4 ------------------------------------------------------------------------------
 
     async def publish_as(
@@ -257,22 +272,23 @@ class EventBus(Surface):
         """Check, pass through the chain, and append: the events are durable when this returns."""
         await self._ensure_running("publish")
         limit = self.config.max_event_bytes
-        checked = [checked_event(event, topic, identity.subject, limit) for event in events]
-        for event in checked:
-            self._topology.publish(event.meta.topic, event.meta.space_id)
+        drafts = [checked(event, topic, identity.subject, limit) for event in events]
+        if self._topology.is_strict:
+            for meta, _ in drafts:
+                self._topology.publish(meta.topic, meta.space_id)
         may_wait = not runs_bus_code.get()
         timeout_s = self.config.publish_timeout_s if timeout_s is None else timeout_s
         if self._chain is None:
-            return await self._append(checked, timeout_s, may_wait=may_wait)
+            return await self._append(drafts, timeout_s, may_wait=may_wait)
         hop = Hop(
             kind="publish",
-            metas=[event.meta for event in checked],
-            sizes=[len(event.raw_payload or b"") for event in checked],
+            metas=[meta for meta, _ in drafts],
+            sizes=[len(payload) for _, payload in drafts],
             subject=identity.subject,
             capabilities=identity.capabilities,
             timeout_s=timeout_s,
             may_wait=may_wait,
-            _events=checked,
+            _events=[Event.from_log(meta, payload) for meta, payload in drafts],
         )
         token = runs_bus_code.set(True)
         try:
@@ -284,35 +300,49 @@ class EventBus(Surface):
         return receipts
 
     async def _append_hop(self, hop: Hop) -> HopResult:
-        return await self._append(hop.events, hop.timeout_s, may_wait=hop.may_wait)
+        limit = self.config.max_event_bytes
+        drafts = [Draft(event.meta, payload_of(event, limit)) for event in hop.events]
+        return await self._append(drafts, hop.timeout_s, may_wait=hop.may_wait)
 
-    async def _append(self, events: Sequence[Event[Any]], timeout_s: float, *, may_wait: bool) -> Sequence[Receipt]:
-        by_log: dict[LogName, list[int]] = {}
+    async def _append(self, drafts: Sequence[Draft], timeout_s: float, *, may_wait: bool) -> Sequence[Receipt]:
+        """Step 4: every draft into its log, all logs at once."""
+        by_log: dict[tuple[str, str], list[int]] = {}
         entries: list[Entry] = []
-        for index, event in enumerate(events):
-            meta, payload = encode_event(event, self.config.max_event_bytes)
-            entries.append(Entry(event_members(meta, payload), event.meta, len(meta)))
-            by_log.setdefault(LogName(event.meta.space_id, str(event.meta.topic)), []).append(index)
-        offsets = [0] * len(events)
+        for index, draft in enumerate(drafts):
+            entries.append(self._entry(draft))
+            meta = draft.meta
+            indices = by_log.get((meta.space_id, meta.topic))
+            if indices is None:
+                by_log[meta.space_id, str(meta.topic)] = [index]
+            else:
+                indices.append(index)
+        offsets = [0] * len(drafts)
 
         async def append(name: LogName, indices: list[int]) -> None:
             if may_wait:
                 await self._dispatcher.wait_room(name, timeout_s)
             log = await self._store.log(name)
-            appended = await log.append([entries[index] for index in indices], timeout_s=timeout_s)
-            for index, offset in zip(indices, appended, strict=True):
+            share = entries if len(indices) == len(entries) else [entries[index] for index in indices]
+            for index, offset in zip(indices, await log.append(share, timeout_s=timeout_s), strict=True):
                 offsets[index] = offset
 
         if len(by_log) == 1:
             ((name, indices),) = by_log.items()
-            await append(name, indices)
+            await append(LogName(*name), indices)
         else:
-            await _together([(append, name, indices) for name, indices in by_log.items()])
-        self._published += len(events)
+            await _together([(append, LogName(*name), indices) for name, indices in by_log.items()])
+        self._published += len(drafts)
         return [
-            Receipt(event.meta.space_id, str(event.meta.topic), offset, event.meta.event_id)
-            for event, offset in zip(events, offsets, strict=True)
+            Receipt(meta.space_id, str(meta.topic), offset, meta.event_id)
+            for (meta, _), offset in zip(drafts, offsets, strict=True)
         ]
+
+    def _entry(self, draft: Draft) -> Entry:
+        meta = draft.meta.to_json()
+        size, limit = len(meta) + len(draft.payload), self.config.max_event_bytes
+        if size > limit:
+            raise PayloadTooLarge(size, limit)
+        return Entry(event_members(meta, draft.payload), draft.meta, len(meta))
 
     # -- subscribing -------------------------------------------------------------------------------------------
 
@@ -441,6 +471,8 @@ class EventBus(Surface):
             if group not in {record.name for record in await self._store.groups()}:
                 raise UnknownGroup(f"there is no group {group!r}")
             await self._store.delete_group(group)
+            for forget in self._hooks("forget_group"):
+                await forget(group)
 
     # -- history, dead letters, and who may see them -----------------------------------------------------------
 
@@ -535,7 +567,7 @@ class EventBus(Surface):
         """An immutable snapshot."""
         return Statistics(
             published=self._published,
-            groups={name: group.statistics() for name, group in self._dispatcher.groups.items()},
+            groups={name: group.statistics() for name, group in list(self._dispatcher.groups.items())},
             store=dict(self._store.statistics()),
             storage_full=self._store.storage_full,
         )
@@ -548,7 +580,7 @@ class EventBus(Surface):
             left = None if deadline is None else deadline - self._clock.monotonic()
             if left is not None and left <= 0:
                 return False
-            await self._clock.wait(self._changed, left)
+            await self._clock.wait(self._changed.next, left)
         return True
 
     def __repr__(self) -> str:

@@ -40,6 +40,10 @@ class Checkpointer:
             self._touched[cursor] = group
             self._wake.set()
 
+    def is_due(self, cursor: Cursor) -> bool:
+        """Whether a cursor still waits to be saved."""
+        return cursor in self._touched
+
     def hurry(self) -> None:
         """A group has come as far as it may without a checkpoint."""
         self._hurry.set()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from events.types import Ack, Event, EventMeta, Nack, Receipt
 
@@ -178,10 +178,30 @@ class Middleware(Protocol):
 
     Optional attributes that the bus looks for: `stage` (a `Stage`; CONTENT without it), `before_checkpoint`
     (async, no arguments: make durable what must not be behind a group's checkpoint), `authorise` (see
-    `Authoriser`), `start`/`close` (async, with the bus; no arguments).
+    `Authoriser`), `attach` (called with the bus once its store is open, before `start`), `start`/`close` (async,
+    with the bus; no arguments), `settled` (called with the `Settlement`s of each delivery), `forget_group` (async,
+    called with the name of a group that was deleted).
     """
 
     async def __call__(self, hop: Hop, call_next: Next) -> HopResult: ...
+
+
+class Settlement(NamedTuple):
+    """How one delivery ended for its group: told to every middleware's `settled`, which must neither block nor raise.
+
+    `outcome` is `acked`, `retry` (it comes again), `dead`, or the reason of a skip. An event may end without having
+    been delivered, as one that expired does. Times are of the wall clock, around the work of settling alone.
+    """
+
+    group: str
+    space_id: str
+    topic: str
+    offset: int
+    meta: EventMeta
+    outcome: str
+    reason: str | None
+    started_ns: int
+    ended_ns: int
 
 
 class Authoriser(Protocol):

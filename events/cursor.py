@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import anyio
 
+from events.ages import AppendTimes
 from events.deadletters import Death, Ended, Retry, read_entries
 from events.lanes import Lane, Place
 from events.persistence.store import Attempts, Checkpoint, Deferral, GroupRecord, LogName, Store, StoreLog
@@ -34,12 +35,18 @@ class Cursor:
         self.is_live = False
         self.is_reading = False
         self.saving = anyio.Lock()
+        self.appended = AppendTimes()
 
     @property
     def lag(self) -> int:
         """How many events of the log the group has not settled."""
         settled_above = sum(last - first + 1 for first, last in self.settled.ranges())
         return self.log.next_offset - 1 - self.settled.committed - settled_above
+
+    def age_s(self, offset: int, now_ms: int) -> float:
+        """How long ago an event was appended; 0 for one that is still to come."""
+        at_ms = self.appended.at_ms(offset) if offset < self.log.next_offset else None
+        return 0.0 if at_ms is None else max(0, now_ms - at_ms) / 1000
 
     @property
     def is_idle(self) -> bool:
@@ -64,8 +71,10 @@ class Cursor:
             self.retries.pop(place, None)
         else:
             self.settled.add(place.offset, last)
-            self.attempts.pop(place, None)
-            self.deferrals.pop(place.offset, None)
+            if self.attempts:
+                self.attempts.pop(place, None)
+            if self.deferrals:
+                self.deferrals.pop(place.offset, None)
 
     def is_settled(self, place: Place) -> bool:
         """Whether an event needs nothing more from this group."""

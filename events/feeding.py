@@ -30,17 +30,31 @@ class Feeder:
     def __init__(self, group: Group) -> None:
         self._group = group
         self._wanted: dict[LogName, None] = {}
+        self._behind: dict[Cursor, None] = {}
         self._wake = anyio.Event()
+        self._is_starved = False
         self._troubles: dict[LogName, str] = {}
+        self._rests_until: dict[LogName, float] = {}
 
     def want(self, name: LogName) -> None:
         """Open a log, and read on from where the group left it."""
         self._wanted[name] = None
         self._wake.set()
 
+    def fall_behind(self, cursor: Cursor) -> None:
+        """Read a log on from its cursor when there is room."""
+        cursor.is_behind = True
+        self._behind[cursor] = None
+        self._wake.set()
+
     def wake(self) -> None:
         """Look again whether there is something to read."""
         self._wake.set()
+
+    def room_freed(self) -> None:
+        """Look again, if the want of room was what it waited for."""
+        if self._is_starved:
+            self._wake.set()
 
     @property
     def has_wanted(self) -> bool:
@@ -48,57 +62,77 @@ class Feeder:
         return bool(self._wanted)
 
     @property
-    def has_more(self) -> bool:
-        """Whether freed room would be of use."""
-        return bool(self._wanted) or self._group.window.next_due is not None
+    def is_behind(self) -> bool:
+        """Whether logs wait to be read."""
+        return any(cursor.is_behind for cursor in self._behind)
+
+    @property
+    def troubles(self) -> dict[LogName, str]:
+        """The logs that could not be read, and why."""
+        return dict(self._troubles)
 
     async def run(self) -> None:
         """Read until cancelled."""
-        clock, window = self._group.services.clock, self._group.window
+        clock = self._group.services.clock
         while True:
             self._wake = anyio.Event()
             if not await self._read_some():
-                due = window.next_due if window.room > 0 else None
-                await clock.wait(self._wake, None if due is None else due - clock.monotonic())
+                await clock.wait(self._wake, self._patience())
+
+    def _patience(self) -> float | None:
+        """How long to sleep when nothing could be read: until something falls due that there is room for.
+
+        What fell due since the round began is not slept on: nobody would wake us for it.
+        """
+        group, due = self._group, self._group.window.next_due
+        has_room = group.window.room > 0
+        self._is_starved = bool(self._behind) or (due is not None and not has_room)
+        if group.is_draining:
+            return None
+        times = [*self._rests_until.values(), *([due] if due is not None and has_room else ())]
+        return max(0.0, min(times) - group.services.clock.monotonic()) if times else None
 
     async def _read_some(self) -> bool:
         """One round; False when there was nothing to read, or no room for it."""
         group, window = self._group, self._group.window
         if group.is_draining:
             return False
-        progressed = False
-        while self._wanted:
-            name = next(iter(self._wanted))
-            await self._open(name)
-            progressed = True
+        progressed, now = False, group.services.clock.monotonic()
+        self._rests_until = {name: until for name, until in self._rests_until.items() if until > now}
+        for name in [name for name in self._wanted if name not in self._rests_until]:
+            progressed = await self._open(name) or progressed
         while window.room > 0 and (lane := window.pop_due(group.services.clock.monotonic())) is not None:
             await self._refill(lane)
             progressed = True
-        for cursor in list(group.cursors.values()):
-            if cursor.is_behind and window.room > 0 and not window.is_parked_full:
+        for cursor in list(self._behind):
+            if not cursor.is_behind:
+                del self._behind[cursor]
+            elif window.room > 0 and not window.is_parked_full and cursor.name not in self._rests_until:
                 progressed = await self._catch_up(cursor) or progressed
         return progressed
 
-    async def _open(self, name: LogName) -> None:
-        group = self._group
-        if name not in group.cursors:
+    async def _open(self, name: LogName) -> bool:
+        group, clock = self._group, self._group.services.clock
+        cursor = group.cursors.get(name)
+        if cursor is None:
             span = group.services.config.settle_span
             try:
                 cursor = await open_cursor(group.services.store, name, group.record, careful=group.careful, span=span)
             except (OSError, BusError) as error:
-                await self._report(name, error)
-                return
+                self._report(name, error)
+                return False
             group.cursors[name] = cursor
-            clock = group.services.clock
             for place, held in cursor.retries.items():
                 left_ms = max(0, min(held.due_ms - clock.now_ms(), held.delay_ms))
                 group.window.park_retry(cursor, place, clock.monotonic() + left_ms / 1000)
         self._wanted.pop(name, None)
         self._troubles.pop(name, None)
-        cursor = group.cursors[name]
-        cursor.is_behind = cursor.next < cursor.log.next_offset
-        cursor.is_live = cursor.is_live or not cursor.is_behind
+        if cursor.next < cursor.log.next_offset:
+            self.fall_behind(cursor)
+        else:
+            cursor.is_behind, cursor.is_live = False, True
         group.services.changed()
+        return True
 
     async def _catch_up(self, cursor: Cursor) -> bool:
         """Read on from the cursor: from memory where it can be had, else from the segments."""
@@ -110,7 +144,7 @@ class Feeder:
             cursor.next = max(cursor.next, gone.first_retained)
             return True
         except (OSError, BusError) as error:
-            await self._report(cursor.name, error)
+            self._report(cursor.name, error)
             return False
         self._troubles.pop(cursor.name, None)
         group.take(cursor, records)
@@ -130,19 +164,14 @@ class Feeder:
         finally:
             cursor.is_reading = False
 
-    async def _report(self, name: LogName, error: Exception) -> None:
+    def _report(self, name: LogName, error: Exception) -> None:
         """Say it once, then try again now and then: a repair, or room on the disk, may have helped."""
         if self._troubles.get(name) != str(error):
             level = logging.ERROR if isinstance(error, CorruptLog) else logging.WARNING
             where = {"group": self._group.name, "space": name.space_id, "topic": name.topic}
             logger.log(level, "a group cannot read: %s", error, extra={**where, "code": error_code_of(error)})
             self._troubles[name] = str(error)
-        await self._group.services.clock.sleep(_TRY_AGAIN_S)
-
-    @property
-    def troubles(self) -> dict[LogName, str]:
-        """The logs that could not be read, and why."""
-        return dict(self._troubles)
+        self._rests_until[name] = self._group.services.clock.monotonic() + _TRY_AGAIN_S
 
     # -- parked events -----------------------------------------------------------------------------------------
 
@@ -162,7 +191,7 @@ class Feeder:
             return
         except (OSError, BusError) as error:
             window.put_down(lane, clock.monotonic() + _TRY_AGAIN_S)
-            await self._report(cursor.name, error)
+            self._report(cursor.name, error)
             return
         due = 0.0
         for place, record in zip(places, records, strict=True):

@@ -23,9 +23,10 @@ from events.deadletters import Death
 from events.feeding import Feeder
 from events.handlers import Pipeline
 from events.lanes import Place
-from events.persistence.codec import Record
+from events.persistence.codec import BadLine, Record
 from events.persistence.store import Attempts, Deferral, GroupRecord, LogName, StoreLog
 from events.settling import Settler
+from events.signals import Signal
 from events.types import priority_level
 from events.window import Window
 from events.working import Workers
@@ -69,14 +70,17 @@ class Group:
         self.careful = careful
         self.counts: Counter[str] = Counter()
         self.cursors: dict[LogName, Cursor] = {}
+        self._feeder = Feeder(self)
         self.window = Window(
-            max_inflight=options.max_inflight, max_parked=options.max_parked, ordering=options.ordering
+            max_inflight=options.max_inflight,
+            max_parked=options.max_parked,
+            ordering=options.ordering,
+            scheduled=self._feeder.wake,
         )
         self.is_draining = False
-        self._feeder = Feeder(self)
         self._settler = Settler(self)
         self.workers = Workers(self, pipeline, self._settler)
-        self._room = anyio.Event()
+        self._room = Signal()
         self._scope = anyio.CancelScope()
         self._stopped = anyio.Event()
 
@@ -90,7 +94,7 @@ class Group:
         elif cursor.next == records[0].offset and not cursor.is_reading and not self.is_draining:
             self.take(cursor, records)
         else:
-            self._fall_behind(cursor)
+            self._feeder.fall_behind(cursor)
 
     def want(self, name: LogName) -> None:
         """Take up a log as soon as the feeder gets to it."""
@@ -99,6 +103,8 @@ class Group:
     def take(self, cursor: Cursor, records: Sequence[Record]) -> None:
         """Move the cursor over records in order, as far as there is room for them."""
         window, limit = self.window, cursor.saved_highest + self.services.config.settle_span
+        if records:
+            cursor.appended.note(records[0], cursor.settled.committed)
         for record in records:
             if record.last < cursor.next:
                 continue
@@ -114,12 +120,8 @@ class Group:
             cursor.is_behind, cursor.is_live = False, True
             self.tell_room()
         else:
-            self._fall_behind(cursor)
+            self._feeder.fall_behind(cursor)
         self.workers.wake()
-
-    def _fall_behind(self, cursor: Cursor) -> None:
-        cursor.is_behind = True
-        self._feeder.wake()
 
     def _admit(self, cursor: Cursor, record: Record) -> None:
         """Decide what becomes of one event that the cursor has come to: step 6, and the door to step 7."""
@@ -128,22 +130,30 @@ class Group:
             self.skip(cursor, place, "lost", record.last)
         elif place.offset in cursor.settled:
             return
+        elif not self._is_readable(cursor, record):
+            self.skip(cursor, place, "unreadable")
         elif self.window.blocks(cursor, record):
             self.window.park_new(cursor, record, place, 0.0)
         elif (wait_s := self._still_waits(cursor, place)) > 0:
             self.window.park_new(cursor, record, place, self.services.clock.monotonic() + wait_s)
-            self._feeder.wake()
         else:
             match self.judge(cursor, record, place):
                 case Drop():
                     self.skip(cursor, place, "dropped")
                 case Defer(seconds=seconds):
                     self.window.park_new(cursor, record, place, self.services.clock.monotonic() + seconds)
-                    self._feeder.wake()
                 case Boost(priority=priority):
                     self.window.enter(cursor, record, place, priority)
                 case Admit():
                     self.window.enter(cursor, record, place, self.priority_of(record))
+
+    def _is_readable(self, cursor: Cursor, record: Record) -> bool:
+        """Whether this version understands the event's meta. One that it does not must not stop the log."""
+        try:
+            return record.meta is not None
+        except BadLine as error:
+            logger.error("skipped an event that cannot be read: %s", error, extra=self.where(cursor, record.offset))
+            return False
 
     def priority_of(self, record: Record) -> int:
         """The event's own priority, or its topic's."""
@@ -209,13 +219,12 @@ class Group:
 
     async def wait_room(self, timeout_s: float) -> bool:
         """Wait until there may be room; whether that came in time."""
-        return await self.services.clock.wait(self._room, timeout_s)
+        return await self.services.clock.wait(self._room.next, timeout_s)
 
     def tell_room(self) -> None:
         """Wake the publishers that wait, if they have something to hope for."""
         if self.window.room > 0 or self.is_draining:
-            self._room.set()
-            self._room = anyio.Event()
+            self._room.tell()
 
     # -- bookkeeping that feeding, working and settling share --------------------------------------------------
 
@@ -231,8 +240,7 @@ class Group:
         if cursor.suspects_through and cursor.settled.committed >= cursor.suspects_through:
             cursor.suspects_through = 0
         self.services.checkpointer.touch(self, cursor)
-        if cursor.is_behind or self._feeder.has_more:
-            self._feeder.wake()
+        self._feeder.room_freed()
         if cursor.is_live and not cursor.is_behind:
             self.tell_room()
         self.services.changed()
@@ -241,13 +249,9 @@ class Group:
         """A checkpoint is durable: a cursor that had to wait for it may go on."""
         if cursor.is_behind:
             self._feeder.wake()
-        if len(self.cursors) > _MAX_IDLE_CURSORS and cursor.is_idle and cursor.saved_highest == cursor.settled.highest:
+        is_known = cursor.is_idle and cursor.saved_highest == cursor.settled.highest
+        if len(self.cursors) > _MAX_IDLE_CURSORS and is_known and not self.services.checkpointer.is_due(cursor):
             self.cursors.pop(cursor.name, None)  # the checkpoint says all that it would
-
-    def wake(self) -> None:
-        """Have feeder and workers look again."""
-        self._feeder.wake()
-        self.workers.wake()
 
     def where(self, cursor: Cursor, offset: int) -> dict[str, Any]:
         """An event's whereabouts, for a log line."""
@@ -263,7 +267,6 @@ class Group:
         cursor.hold_attempts(place, Attempts())
         self.window.park_retry(cursor, place, 0.0)
         self.progressed(cursor)
-        self._feeder.wake()
 
     # -- life --------------------------------------------------------------------------------------------------
 
@@ -283,8 +286,7 @@ class Group:
     @property
     def is_at_rest(self) -> bool:
         """Whether nothing is queued or running, and nothing more is to be read right now."""
-        behind = any(cursor.is_behind for cursor in self.cursors.values())
-        return self.window.inflight == 0 and not behind and not self._feeder.has_wanted
+        return self.window.inflight == 0 and not self._feeder.is_behind and not self._feeder.has_wanted
 
     @property
     def is_settled(self) -> bool:
@@ -322,12 +324,18 @@ class Group:
                 self.services.checkpointer.touch(self, item.cursor)
 
     def statistics(self) -> Mapping[str, Any]:
-        """Numbers for `bus.statistics()` and the metrics."""
-        cursors = self.cursors.values()
+        """Numbers for `bus.statistics()` and the metrics.
+
+        `lag` counts what is not settled; `lag_s` is how old the first event is that comes after everything settled,
+        `oldest_s` the oldest that is not settled: they differ while an event waits for its next attempt.
+        """
+        cursors, now_ms = list(self.cursors.values()), self.services.clock.now_ms()
         return {
             "inflight": self.window.inflight,
             "parked": self.window.parked,
             "lag": sum(cursor.lag for cursor in cursors),
+            "lag_s": max((cursor.age_s(cursor.settled.highest + 1, now_ms) for cursor in cursors), default=0.0),
+            "oldest_s": max((cursor.age_s(cursor.settled.committed + 1, now_ms) for cursor in cursors), default=0.0),
             "late": self.workers.late_count,
             **self.counts,
         }

@@ -164,17 +164,22 @@ class Pipeline:
         # The common case, one event and nothing around the handler, without a hop and without a chain.
         self.is_plain = self._chain is None and batch == 1 and shape.is_async and not shape.takes_delivery
 
+    def call(self, record: Record) -> Awaitable[Any]:
+        """The handler alone, for a pipeline that `is_plain`; what it returns is not checked."""
+        awaitable: Awaitable[Any] = self.shape.call(self.shape.event_of(record))
+        return awaitable
+
     async def run(
         self, records: Sequence[Record], deliveries: Sequence[Delivered]
     ) -> tuple[Verdict, Mapping[Any, Verdict]]:
         """Deliver; the verdict for all, and those that differ by delivery."""
         events = [self.shape.event_of(record) for record in records]
         if self._chain is None:
-            return _checked(await self._call(events, deliveries)), {}
+            return checked_verdict(await self._call(events, deliveries)), {}
         hop = Hop(
             kind="handle",
             metas=[event.meta for event in events],
-            sizes=[len(record.line) for record in records],
+            sizes=[len(event.raw_payload or b"") for event in events],
             subject=self._subject,
             capabilities=self._capabilities,
             group=self._group,
@@ -182,7 +187,7 @@ class Pipeline:
             _events=events,
         )
         verdict = await self._chain(hop)
-        return _checked(verdict), hop.verdicts
+        return checked_verdict(verdict), hop.verdicts
 
     async def _handle_hop(self, hop: Hop) -> HopResult:
         result: HopResult = await self._call(list(hop.events), list(hop.deliveries))
@@ -207,7 +212,8 @@ class Pipeline:
         return await result if inspect.isawaitable(result) else result
 
 
-def _checked(verdict: Any) -> Verdict:
+def checked_verdict(verdict: Any) -> Verdict:
+    """What a handler returned, if a handler may return it; a failed attempt otherwise."""
     if verdict is None or isinstance(verdict, Verdict.__args__):
         return verdict
     return Nack(f"the handler returned {type(verdict).__name__}; it may return Ack(), Nack() or None")

@@ -24,7 +24,7 @@ class Place(NamedTuple):
 class Item:
     """An event in a group's window."""
 
-    __slots__ = ("cursor", "is_taken", "lane", "place", "priority", "record", "runs_singly", "sequence")
+    __slots__ = ("cursor", "is_concluded", "is_taken", "lane", "place", "priority", "record", "runs_singly", "sequence")
 
     def __init__(self, record: Record, place: Place, cursor: Cursor, lane: Lane | None, priority: int) -> None:
         self.record = record
@@ -33,6 +33,7 @@ class Item:
         self.lane = lane
         self.priority = priority
         self.is_taken = False
+        self.is_concluded = False
         self.runs_singly = False
         self.sequence = 0
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 
@@ -12,6 +12,7 @@ from events.attention_gate import Gate
 from events.checkpointer import Checkpointer
 from events.clock import Clock
 from events.config import BusConfig
+from events.contracts import Settlement
 from events.persistence.store import Store
 from events.solo import Solo
 
@@ -31,6 +32,7 @@ class Services:
     threads: anyio.CapacityLimiter
     gate: Gate | None
     changed: Callable[[], None]
+    observers: Sequence[Callable[[Sequence[Settlement]], None]] = ()
 
     @staticmethod
     def mark_bus_code() -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import random
+import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from events.contracts import DeadLetter, Skip, Verdict
+from events.contracts import DeadLetter, Settlement, Skip, Verdict
 from events.deadletters import death_entry, ended_entry
 from events.errors import BusError
 from events.lanes import Item
@@ -30,20 +32,44 @@ class Settler:
 
     async def conclude(self, items: Sequence[Item], verdict: Verdict, verdicts: Mapping[Item, Verdict]) -> None:
         """Give every event of a delivery its end: the good ones first, so that a failed one parks only what is left."""
+        observed = bool(self._group.services.observers)
+        started_ns = time.time_ns() if observed else 0
+        ends: list[tuple[Item, str, str | None]] = []
         failed: list[tuple[Item, Nack]] = []
         for item in items:
             one = verdicts.get(item, verdict) if verdicts else verdict
             match one:
                 case None | Ack():
                     await self.settle(item, "acked")
+                    ends.append((item, "acked", None))
                 case Skip(reason=reason):
                     await self.settle(item, reason)
+                    ends.append((item, reason, None))
                 case DeadLetter(reason=reason):
-                    await self.bury(item, reason)
+                    ends.append((item, await self.bury(item, reason), reason))
                 case Nack():
                     failed.append((item, one))
         for item, nack in failed:
-            await self._fail(item, nack)
+            ends.append((item, await self._fail(item, nack), nack.reason))
+        if len(items) > 1:
+            self._group.workers.wake()  # several lanes may go on now, and this worker takes only one of them
+        if observed:
+            self._tell(ends, started_ns)
+
+    def _tell(self, ends: Sequence[tuple[Item, str, str | None]], started_ns: int) -> None:
+        """Let the middlewares that asked for it know; what they make of it changes nothing here."""
+        group, ended_ns = self._group.name, time.time_ns()
+        settlements = [
+            Settlement(
+                group, *item.cursor.name, item.place.offset, item.record.meta, outcome, reason, started_ns, ended_ns
+            )
+            for item, outcome, reason in ends
+        ]
+        for observer in self._group.services.observers:
+            try:
+                observer(settlements)
+            except Exception:
+                logger.exception("a middleware failed when it was told how events ended", extra={"group": group})
 
     async def settle(self, item: Item, outcome: str) -> None:
         """The event is done with. A retried dead letter says so in its own log first."""
@@ -52,14 +78,30 @@ class Settler:
             dead_letters = await group.services.store.dead_letters(cursor.name)
             entry = ended_entry(group=group.name, offset=item.place.offset, round=item.place.round)
             await dead_letters.append([entry], timeout_s=group.services.config.publish_timeout_s)
+        self.settle_now(item, outcome)
+
+    def settle_now(self, item: Item, outcome: str) -> None:
+        """The event is done with, in memory; the next checkpoint makes it durable."""
+        group, cursor = self._group, item.cursor
         cursor.settle(item.place)
         cursor.solo.discard(item.place)
         group.counts[outcome] += 1
         group.window.finish(item)
         group.progressed(cursor)
 
-    async def _fail(self, item: Item, nack: Nack) -> None:
-        """An attempt failed: wait and try again, or give up (rule W6)."""
+    def postpone(self, items: Sequence[Item]) -> None:
+        """What became of a delivery could not be written down: try it again shortly, at no charge."""
+        group = self._group
+        for item in items:
+            if item.is_concluded:
+                continue
+            held = item.cursor.held_attempts(item.place)
+            if held is not None and held.running:
+                item.cursor.hold_attempts(item.place, replace(held, count=held.count - 1, running=False))
+            group.window.park(item, group.services.clock.monotonic() + _TRY_AGAIN_S)
+
+    async def _fail(self, item: Item, nack: Nack) -> str:
+        """An attempt failed: wait and try again, or give up (rule W6). What became of the event."""
         group, options, cursor = self._group, self._group.options, item.cursor
         held = cursor.held_attempts(item.place) or Attempts()
         limit = self.max_retries(item)
@@ -71,8 +113,7 @@ class Settler:
         self._log_failure(item, charged, reason)
         if nack.count and count > limit:
             cursor.hold_attempts(item.place, Attempts(count, 0, 0, errors, running=held.running))
-            await self.bury(item, "retries exhausted")
-            return
+            return await self.bury(item, "retries exhausted")
         exponent = min(max(count - 1, 0), _MAX_EXPONENT)
         ceiling = min(options.backoff_base * options.backoff_mult**exponent, options.backoff_max)
         delay = random.uniform(0, ceiling) if nack.delay is None else nack.delay
@@ -81,7 +122,7 @@ class Settler:
         cursor.solo.discard(item.place)
         group.window.park(item, group.services.clock.monotonic() + delay)
         group.progressed(cursor)
-        group.wake()
+        return "retry"
 
     def max_retries(self, item: Item) -> int:
         """The subscription's limit, or the producer's wish where that is lower."""
@@ -109,8 +150,8 @@ class Settler:
             },
         )
 
-    async def bury(self, item: Item, reason: str) -> None:
-        """Into the dead-letter log, durably, and only then settled (rule W10)."""
+    async def bury(self, item: Item, reason: str) -> str:
+        """Into the dead-letter log, durably, and only then settled (rule W10). What became of the event."""
         group, cursor, place = self._group, item.cursor, item.place
         held = cursor.held_attempts(place) or Attempts()
         entry = death_entry(
@@ -132,11 +173,11 @@ class Settler:
         except (OSError, BusError) as error:
             logger.error("a dead letter could not be written, so the event stays: %s", error, extra=where)
             group.window.park(item, group.services.clock.monotonic() + _TRY_AGAIN_S)
-            group.wake()
-            return
+            return "retry"
         cursor.settle(place)
         cursor.solo.discard(place)
         group.counts["dead"] += 1
         logger.error("gave up on an event: %s", reason, extra={**where, "attempts": held.count, "reason": reason})
         group.window.finish(item)
         group.progressed(cursor)
+        return "dead"

@@ -24,6 +24,15 @@ class Solo:
         self._alone_until: float | None = None
         self._changed = anyio.Event()
 
+    @property
+    def is_taken(self) -> bool:
+        """Whether somebody runs alone, so that others must wait before they start."""
+        return self._alone_until is not None
+
+    def enter(self) -> None:
+        """Start to run among others, where nobody runs alone."""
+        self._running += 1
+
     async def enter_shared(self) -> None:
         """Start to run among others."""
         if self._alone_until is not None:

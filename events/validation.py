@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from events.errors import InvalidMessage, InvalidTopic, NoSubscriber, TopicAlreadyHandled, TopicFrozen
 from events.names import check_space, check_topic
@@ -10,7 +10,14 @@ from events.serialization import encode_payload
 from events.types import Event, EventMeta, EventType
 
 
-def checked_event(event: Event[Any], topic: str | None, actor: str | None, max_bytes: int) -> Event[Any]:
+class Draft(NamedTuple):
+    """An event on its way to the log: its meta checked, its payload encoded."""
+
+    meta: EventMeta
+    payload: bytes
+
+
+def checked(event: Event[Any], topic: str | None, actor: str | None, max_bytes: int) -> Draft:
     """The event as it will be published: its payload proven to be JSON, its names proven to be names.
 
     A topic given beside the event wins; an identity that the bus is bound to signs what is unsigned.
@@ -22,17 +29,16 @@ def checked_event(event: Event[Any], topic: str | None, actor: str | None, max_b
         meta = meta.replace(topic=topic if isinstance(topic, EventType) else check_topic(topic))
     if actor is not None and meta.actor is None:
         meta = meta.replace(actor=actor)
-    _check_names(meta)
-    raw = event.raw_payload
-    if raw is None:
-        raw = encode_payload(event.payload, max_bytes)
-    return Event.from_log(meta, raw)
-
-
-def _check_names(meta: EventMeta) -> None:
     # Cached by value; a meta made around its own checks (model_construct) is caught here.
     check_topic(meta.topic)
     check_space(meta.space_id)
+    return Draft(meta, payload_of(event, max_bytes))
+
+
+def payload_of(event: Event[Any], max_bytes: int) -> bytes:
+    """The payload's bytes: the log's own where nobody has looked at them, else encoded anew."""
+    raw = event.raw_payload
+    return raw if raw is not None else encode_payload(event.payload, max_bytes)
 
 
 class Topology:

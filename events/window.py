@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from heapq import heappop, heappush
 from itertools import count
 
@@ -16,15 +17,24 @@ _WHOLE_LOG = ""
 class Window:
     """Pure bookkeeping, no waiting: what goes in, what comes out, and in which order.
 
-    `inflight` counts events that are queued or running, `parked` those that are kept as offsets.
+    `inflight` counts events that are queued or running, `parked` those that are kept as offsets. `scheduled` is
+    called when a parked lane got a time at which it is due.
     """
 
-    def __init__(self, *, max_inflight: int, max_parked: int, ordering: Ordering) -> None:
+    def __init__(
+        self,
+        *,
+        max_inflight: int,
+        max_parked: int,
+        ordering: Ordering,
+        scheduled: Callable[[], None] = lambda: None,
+    ) -> None:
         self.max_inflight = max_inflight
         self.max_parked = max_parked
         self.inflight = 0
         self.parked = 0
         self._ordering = ordering
+        self._scheduled = scheduled
         self._ready = ReadyQueue()
         self._timers: list[tuple[float, int, Lane]] = []
         self._tick = count()
@@ -117,6 +127,7 @@ class Window:
 
     def finish(self, item: Item) -> None:
         """An event is done with; whatever waited behind it in its lane may go."""
+        item.is_concluded = True
         self.inflight -= 1
         lane = item.lane
         if lane is None:
@@ -144,7 +155,7 @@ class Window:
             return  # parked already, with the head of its batch
         places = [queued.place for queued in lane.queue]
         for queued in lane.queue:
-            queued.is_taken = True  # whatever the ready queue still holds of them is void
+            queued.is_taken = queued.is_concluded = True  # what the ready queue still holds of them is void
         lane.queue.clear()
         lane.parked.extendleft(reversed(places))
         self.inflight -= len(places)
@@ -157,6 +168,7 @@ class Window:
 
     def _schedule(self, lane: Lane) -> None:
         heappush(self._timers, (lane.due, next(self._tick), lane))
+        self._scheduled()
 
     @property
     def next_due(self) -> float | None:

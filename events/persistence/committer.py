@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import anyio
 
 from events.errors import OutcomeUnknown, StorageFull
+from events.persistence.ballast import DiskFull
 from events.persistence.codec import Record, encode_line, payload_starts, published_record
-from events.persistence.log import DiskFull, Log
+from events.persistence.log import Log
 from events.persistence.store import Entry, LogName
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 MAX_BATCH_BYTES: Final = 4 * 1024 * 1024
 _FULL_RETRY_S: Final = 0.1
+_FAILED_PAUSE_S: Final = 1.0
 
 
 class _Ticket:
@@ -72,6 +74,7 @@ class CommittedLog:
         self._batch: _Batch | None = None
         self._busy = False
         self._retry_at: float | None = None
+        self._keep_after = 0.0
         self.tells_durable = True
 
     # -- what the contract asks for ----------------------------------------------------------------------------
@@ -138,7 +141,8 @@ class CommittedLog:
             await self.exclusively(self._log.sync)
 
     async def drop_before(self, offset: int) -> int:
-        await self.exclusively(lambda: self._log.drop_before(offset))
+        ballast = self._store.ballast
+        await self.exclusively(lambda: ballast.spent_on(lambda: self._log.drop_before(offset)))
         return self._log.first_offset
 
     # -- the pipeline ------------------------------------------------------------------------------------------
@@ -180,11 +184,16 @@ class CommittedLog:
             batch = self._gather()
             self._busy = True
             self._batch = batch
-            log = self._log
-            self._store.io.submit(
-                lambda: log.write(batch.data, len(batch.records), batch.at),
-                lambda _, error: self._written(batch, error),
-            )
+            self._store.io.submit(lambda: self._write(batch), lambda _, error: self._written(batch, error))
+
+    def _write(self, batch: _Batch) -> None:
+        """In a thread. Events wait for room; dead letters and journals may use the ballast's."""
+        log, ballast = self._log, self._store.ballast
+        if self.tells_durable:
+            ballast.demand()
+            log.write(batch.data, len(batch.records), batch.at)
+        else:
+            ballast.spent_on(lambda: log.write(batch.data, len(batch.records), batch.at))
 
     def _gather(self) -> _Batch:
         """Take what is staged, up to the limits of a batch, and make its lines."""
@@ -249,12 +258,14 @@ class CommittedLog:
                 offset += share
             if self.tells_durable:
                 self._store.durable(self, batch.records)
-            self._store.storage_full = False
+                self._store.storage_full = False
         elif isinstance(error, DiskFull):
             self._put_back(batch)
         else:
             for ticket, _ in batch.shares:
                 ticket.error = error
+            if self._staged and self._staged[0].error is not None:
+                self._staged.popleft()  # the rest of a call that was just told that it failed
         batch.turn.set()
         if self._log.poison is not None:
             self._fail_staged(self._log.poison)
@@ -296,17 +307,18 @@ class CommittedLog:
         if self._retry_at is not None and now >= self._retry_at:
             self._retry_at = None
             self._pump()
-        if self._log.poison is None and self._log.damage is None and not self._jobs:
+        if self._log.poison is None and self._log.damage is None and not self._jobs and now >= self._keep_after:
             if sync_due and self._log.limits.sync == "interval" and self._log.durable < self._log.next_offset - 1:
                 self._jobs.append((self._log.sync, self._kept))
             if self._log.mark_is_behind:
-                self._jobs.append((self._log.write_mark, self._kept))
+                self._jobs.append((lambda: self._store.ballast.spent_on(self._log.write_mark), self._kept))
             self._pump()
         has_unsynced = self._log.limits.sync == "interval" and self._log.durable < self._log.next_offset - 1
         return self._busy or bool(self._staged or self._jobs) or has_unsynced or self._log.mark_is_behind
 
     def _kept(self, _result: object, error: BaseException | None) -> None:
         if error is not None:
+            self._keep_after = self._store.clock.monotonic() + _FAILED_PAUSE_S
             self._store.note_failure(self.name, error)
 
     def _expire(self, now: float) -> None:

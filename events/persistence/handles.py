@@ -58,26 +58,37 @@ class Handles:
 
     def _pin(self, path: str, *, write: bool, create: bool, on_lost: OnLost | None) -> _Entry:
         with self._lock:
-            entry = self._entries.get(path)
-            if entry is not None and (entry.writable or not write):
-                self._entries.move_to_end(path)
-                entry.pins += 1
-                return entry
-        handle = self._fs.open(path, write=write, create=create)
-        fresh = _Entry(handle, path, writable=write, on_lost=on_lost)
+            entry = self._take(path, write=write)
+        if entry is not None:
+            return entry
+        fresh = _Entry(self._fs.open(path, write=write, create=create), path, writable=write, on_lost=on_lost)
         with self._lock:
-            replaced = self._entries.pop(path, None)
-            self._entries[path] = fresh
-            evicted = self._evict()
-            self.peak = max(self.peak, len(self._entries))
-            if replaced is not None:
-                # Whoever still reads through the old one keeps it; it is closed when they are done.
-                self._replaced.append(replaced)
-            evicted += [entry for entry in self._replaced if entry.pins == 0]
-            self._replaced = [entry for entry in self._replaced if entry.pins]
-        for old in evicted:
+            # Another thread may have been faster, and a writer that holds its handle must find it again.
+            entry = self._take(path, write=write)
+            closable = self._put(fresh) if entry is None else [fresh]
+        for old in closable:
             self._close(old)
-        return fresh
+        return entry or fresh
+
+    def _take(self, path: str, *, write: bool) -> _Entry | None:
+        entry = self._entries.get(path)
+        if entry is None or (write and not entry.writable):
+            return None
+        self._entries.move_to_end(path)
+        entry.pins += 1
+        return entry
+
+    def _put(self, fresh: _Entry) -> list[_Entry]:
+        """Enter a handle; those that can be closed now."""
+        replaced = self._entries.pop(fresh.path, None)
+        if replaced is not None:
+            # Whoever still reads through the old one keeps it; it is closed when they are done.
+            self._replaced.append(replaced)
+        self._entries[fresh.path] = fresh
+        closable = self._evict() + [entry for entry in self._replaced if entry.pins == 0]
+        self._replaced = [entry for entry in self._replaced if entry.pins]
+        self.peak = max(self.peak, len(self._entries))
+        return closable
 
     def hold(self, path: str) -> None:
         """Keep a file open until `release`."""

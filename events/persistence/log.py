@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from events.errors import CorruptLog, LogPoisoned, OffsetGone, ReadOnly, StorageError
+from events.persistence.ballast import DiskFull
 from events.persistence.codec import BadLine, Record
 from events.persistence.files import DISK_FULL, FileSystem, write_all
 from events.persistence.handles import Handles
@@ -32,10 +33,6 @@ class LogLimits:
     segment_bytes: int = 16 * 1024 * 1024
     segment_lines: int | None = None
     sync: Sync = "always"
-
-
-class DiskFull(Exception):
-    """There was no room; the log was cut back to where the batch began, and that is durable."""
 
 
 @dataclass(slots=True)
@@ -136,8 +133,8 @@ class Log:
     def write(self, data: bytes, lines: int, last_at: int) -> None:
         """Append the bytes of a batch. They are not durable before `sync`, which `sync="always"` does here.
 
-        `DiskFull` and other errors that leave the log as it was mean that nothing of the batch is there. A
-        failed sync poisons the log: the outcome is unknown and the log takes no more.
+        `DiskFull` and other errors that leave the log as it was mean that nothing of the batch is there: it was
+        cut back to where the batch began, and that is durable. A failed sync poisons the log: the outcome is unknown and the log takes no more.
         """
         self.check_writable()
         number, start = self.place(len(data), lines)
@@ -269,24 +266,22 @@ class Log:
             raise OffsetGone(self.path_of(self.topic), offset, self.first_offset)
         segments = self._segments  # a deletion in another thread replaces the list
         index = self._segment_index(segments, offset)
-        if (self._first_of(segments[index]) or offset) > offset:
-            raise OffsetGone(self.path_of(self.topic), offset, self.first_offset)
-        expected = offset
+        first = self._first_of(segments[index]) if segments else None
+        if first is not None and first > offset:
+            raise OffsetGone(self.path_of(self.topic), offset, first)
+        position, expected = 0, offset
+        if first is not None and first < offset:
+            found = self._find(segments[index].number, lambda record: record.last >= offset)
+            if found is not None:
+                position, expected = found.position, found.offset
         for segment in segments[index:]:
-            position, first = 0, self._first_of(segment)
-            if first is None or expected > through:
-                break
-            if first < expected == offset:
-                found = self._find(segment.number, lambda record: record.last >= offset)
-                position, first = (found.position, found.offset) if found is not None else (0, first)
-                expected = first
-            if first != expected:
-                reason = f"begins with offset {first} where {expected} should be"
-                raise CorruptLog(self.segment_path(segment.number), 0, expected, through, reason)
+            if expected > through:
+                return
             expected = yield from self._segment_records(segment.number, position, expected, through)
+            position = 0
         if expected <= through:
-            path, end = self.segment_path(segments[-1].number), self._written_end[1]
-            raise CorruptLog(path, end, expected, through, "the log ends here, but more was durable")
+            number, end = self._written_end
+            raise CorruptLog(self.segment_path(number), end, expected, through, "the log ends before them")
 
     def _segment_records(self, number: int, position: int, expected: int, through: int) -> Generator[Record, None, int]:
         """The records of one segment; returns the offset that comes next."""
@@ -377,16 +372,22 @@ class Log:
         The segment with the last record always stays. Both slots of the mark say so first, and durably: a
         single bad slot can then never bring back the belief that the deleted ones should be there.
         """
+        offset = min(offset, self.next_offset - 1)  # the active segment may be new, and empty
         keep = bisect_right([first for _, first in self.first_offsets()], offset) - 1
         dropped = self._segments[: max(0, keep)]
         if not dropped:
             return []
+        before = self._segments, self.first_offset
         self._segments = self._segments[len(dropped) :]
         first = self._first_of(self._segments[0])
         assert first is not None
         self.first_offset = first
-        self.write_mark(sync=True)
-        self.write_mark(sync=True)
+        try:
+            self.write_mark(sync=True)
+            self.write_mark(sync=True)
+        except OSError:
+            self._segments, self.first_offset = before  # nothing was deleted, so it can be tried again
+            raise
         for segment in dropped:
             path = self.segment_path(segment.number)
             self._handles.forget(path)

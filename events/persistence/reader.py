@@ -8,11 +8,13 @@ a full disk or lost in a power cut: it is counted, and withheld.
 from __future__ import annotations
 
 import os
+from bisect import bisect_right
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from events.errors import OffsetGone, WorkspaceLocked
+from events.errors import CorruptLog, WorkspaceLocked
 from events.persistence.codec import Record
 from events.persistence.files import FileSystem, OsFileSystem, list_or_empty, opened
 from events.persistence.handles import Handles
@@ -22,95 +24,122 @@ from events.persistence.segment import Naming, first_offset, read_blocks
 from events.persistence.store import LogName
 from events.persistence.workspace import Layout, dlq_naming, list_spaces, list_topics, take_lock, wal_naming
 
-_MAX_OPEN_FILES = 32
+_MAX_OPEN_FILES = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """How far a log is proven: `durable` is the last offset that may be handed out."""
+    """How far a log is proven: `durable` is the last offset that may be handed out; it ends at `position`."""
 
     first: int
     durable: int
     withheld_lines: int
+    numbers: list[int]
     segment: int
     position: int
 
 
 class LogReader:
-    """One log of a workspace that somebody else may be writing."""
+    """One log of a workspace that somebody else may be writing. Keeps no file open between two calls."""
 
-    def __init__(self, fs: FileSystem, handles: Handles, directory: str, naming: Naming) -> None:
+    def __init__(self, fs: FileSystem, directory: str, naming: Naming) -> None:
         self._fs = fs
-        self._handles = handles
         self._directory = directory
         self._naming = naming
 
     def prove(self) -> Proof:
         """Find out how far the log is durable at this moment, reading from the mark on."""
-        mark, _ = read_mark(self._fs, os.path.join(self._directory, self._naming.mark()))
+        mark = self._mark()
+        while True:
+            try:
+                return self._prove(mark)
+            except FileNotFoundError as missing:
+                # A deletion announces itself in the mark first; where the mark did not change, it was none.
+                again = self._mark()
+                if again == mark:
+                    first, last = (mark.first, mark.durable) if mark is not None else (1, 1)
+                    path = missing.filename or self._directory
+                    raise CorruptLog(path, 0, first, last, "a segment is missing") from None
+                mark = again
+
+    def _mark(self) -> Mark | None:
+        return read_mark(self._fs, os.path.join(self._directory, self._naming.mark()))[0]
+
+    def _prove(self, mark: Mark | None) -> Proof:
         found = (self._naming.number(name) for name in list_or_empty(self._fs, self._directory))
         numbers = sorted(number for number in found if number is not None)
-        if mark is not None:
+        if mark is not None and mark.durable:
             numbers = [number for number in numbers if number >= mark.first_segment]
+            if mark.first_segment not in numbers:
+                raise FileNotFoundError(2, "missing", self._path(mark.first_segment))
         if not numbers:
-            return Proof(1, 0, 0, 0, 0)
+            return Proof(1, 0, 0, [], 0, 0)
         start, position, durable = self._start(mark, numbers)
-        first = mark.first if mark is not None else durable + 1
+        first = mark.first if mark is not None else self._head(numbers[0]) or 1
         last_valid = durable
-        for number in numbers:
-            if number < start:
-                continue
-            records, position = self._tail(number, position if number == start else 0, last_valid + 1)
-            for record in records:
+        ends: list[tuple[int, int, int]] = [(durable, start, position)]
+        for number in numbers[numbers.index(start) :]:
+            for record in self._lines(number, position, last_valid + 1):
                 durable = max(durable, record.batch - 1)
-            if records:
-                last_valid = records[-1].last
+                last_valid = record.last
+                ends.append((last_valid, number, record.position + len(record.line)))
             if number != numbers[-1]:
                 durable = max(durable, last_valid)  # sealed: synced before its successor was created
-        return Proof(first, durable, last_valid - durable, numbers[-1], position)
+            position = 0
+        _, segment, position = ends[bisect_right(ends, durable, key=lambda end: end[0]) - 1]
+        return Proof(first, durable, last_valid - durable, numbers, segment, position)
 
     def _start(self, mark: Mark | None, numbers: list[int]) -> tuple[int, int, int]:
+        """A segment, a byte in it, and the last offset before that: all up to there is durable."""
         if mark is not None and mark.segment in numbers:
             return mark.segment, mark.position, mark.durable
-        with opened(self._fs, self._path(numbers[0])) as handle:
-            head = first_offset(self._fs, handle)
-        return numbers[0], 0, (mark.first if mark is not None else head or 1) - 1
+        for number in reversed(numbers):
+            head = self._head(number)
+            if head is not None:
+                return number, 0, head - 1
+        return numbers[0], 0, 0
 
-    def _tail(self, number: int, position: int, expected: int) -> tuple[list[Record], int]:
-        """The valid lines from a place on; a torn or growing end is simply where they stop."""
-        records: list[Record] = []
+    def _head(self, number: int) -> int | None:
         with opened(self._fs, self._path(number)) as handle:
-            size = self._fs.size(handle)
-            for block in read_blocks(self._fs, handle, number, position, size, expected):
-                records.extend(block.records)
-                position = block.end
-        return records, position
+            return first_offset(self._fs, handle)
+
+    def _lines(self, number: int, position: int, expected: int) -> Iterator[Record]:
+        """The valid lines from a place on; a torn or growing end is simply where they stop."""
+        with opened(self._fs, self._path(number)) as handle:
+            for block in read_blocks(self._fs, handle, number, position, self._fs.size(handle), expected):
+                yield from block.records
 
     def _path(self, number: int) -> str:
         return os.path.join(self._directory, self._naming.segment(number))
 
     def read(self, offset: int | None = None, *, through: int | None = None) -> Iterator[Record]:
-        """The proven records from `offset` on, or from the first that is there."""
+        """The proven records from `offset` on, or from the first that is there.
+
+        `OffsetGone` when retention takes, or took, what is still to be read.
+        """
         proof = self.prove()
         last = proof.durable if through is None else min(through, proof.durable)
         start = proof.first if offset is None else offset
-        if start < proof.first:
-            raise OffsetGone(self._path(1), start, proof.first)
-        yield from self._snapshot(proof).records(start, last)
+        with self._snapshot(proof) as log:
+            yield from log.records(start, last)
 
     def offset_at(self, at_ms: int) -> int:
         """The first proven offset that was appended at that time or later; one past the last when none was."""
-        proof = self.prove()
-        return min(self._snapshot(proof).offset_at(at_ms), proof.durable + 1)
+        with self._snapshot(self.prove()) as log:
+            return log.offset_at(at_ms)
 
-    def _snapshot(self, proof: Proof) -> Log:
-        """The log as it stood when it was proven, for reading only."""
-        log = Log(self._fs, self._handles, self._directory, self._naming, LogLimits())
-        found = (self._naming.number(name) for name in list_or_empty(self._fs, self._directory))
-        numbers = sorted(number for number in found if number is not None and number <= proof.segment)
-        log.adopt(numbers, last_offset=proof.durable, last_at=0, active_bytes=proof.position)
-        log.first_offset = proof.first
-        return log
+    @contextmanager
+    def _snapshot(self, proof: Proof) -> Iterator[Log]:
+        """The log up to where it was proven, for reading only."""
+        handles = Handles(self._fs, _MAX_OPEN_FILES)
+        try:
+            log = Log(self._fs, handles, self._directory, self._naming, LogLimits())
+            numbers = [number for number in proof.numbers if number <= proof.segment]
+            log.adopt(numbers, last_offset=proof.durable, last_at=0, active_bytes=proof.position)
+            log.first_offset = proof.first
+            yield log
+        finally:
+            handles.close()
 
 
 class WorkspaceReader:
@@ -119,7 +148,6 @@ class WorkspaceReader:
     def __init__(self, workspace: str | Path, *, fs: FileSystem | None = None) -> None:
         self.fs = fs or OsFileSystem()
         self.layout = Layout(workspace)
-        self._handles = Handles(self.fs, _MAX_OPEN_FILES)
 
     def spaces(self) -> list[str]:
         """The spaces that there are."""
@@ -132,12 +160,12 @@ class WorkspaceReader:
     def log(self, name: LogName) -> LogReader:
         """A log; reading one that does not exist gives nothing."""
         directory = self.layout.folder(name.space_id, "wal")
-        return LogReader(self.fs, self._handles, directory, wal_naming(name.topic))
+        return LogReader(self.fs, directory, wal_naming(name.topic))
 
     def dead_letters(self, name: LogName) -> LogReader:
         """The dead letters of a log."""
         directory = self.layout.folder(name.space_id, "dlq")
-        return LogReader(self.fs, self._handles, directory, dlq_naming(name.topic))
+        return LogReader(self.fs, directory, dlq_naming(name.topic))
 
     def names(self) -> list[LogName]:
         """Every log that there is."""
@@ -159,8 +187,7 @@ class WorkspaceReader:
         return False
 
     def close(self) -> None:
-        """Close the files."""
-        self._handles.close()
+        """Nothing is kept open between two calls; this is here for `with`."""
 
     def __enter__(self) -> WorkspaceReader:
         return self

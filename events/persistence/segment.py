@@ -42,7 +42,7 @@ class Naming(NamedTuple):
         if not file_name.startswith(f"{self.stem}.") or not file_name.endswith(_SUFFIX):
             return None
         digits = file_name[len(self.stem) + 1 : -len(_SUFFIX)]
-        is_number = len(digits) >= 8 and digits.isascii() and digits.isdigit()
+        is_number = len(digits) >= 8 and digits.isascii() and digits.isdigit() and int(digits) > 0
         return int(digits) if is_number and self.segment(int(digits)) == file_name else None
 
 
@@ -113,18 +113,16 @@ def find_first(fs: FileSystem, handle: int, number: int, end: int, wanted: Calla
 
     Halves the segment with one small read a step, so a seek costs the logarithm of its length.
     """
-    low, high = 0, end  # both are beginnings of lines, or the end; the answer begins in [low, high]
+    low, high = 0, end  # only lines that begin in [low, high) are still in question; one begins at low
     found: Record | None = None
     while low < high:
         middle = low + (high - low) // 2
         begins = _next_line(fs, handle, middle, high) if middle > low else low
-        if begins >= high:
-            begins = low  # no line begins in the upper half: one long line, so look at the first one
-        record = line_at(fs, handle, number, begins, end)
+        record = line_at(fs, handle, number, begins, end) if begins < high else None
         if record is None:
-            break
-        if wanted(record):
-            found, high = record, begins
+            high = middle  # no line begins in the upper half
+        elif wanted(record):
+            found, high = record, middle
         else:
             low = begins + len(record.line)
     return found

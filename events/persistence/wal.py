@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -16,6 +17,7 @@ import anyio
 from events.clock import AnchoredClock, Clock
 from events.errors import CorruptLog
 from events.names import check_space, check_topic
+from events.persistence.ballast import Ballast
 from events.persistence.checkpoints import (
     checkpoint_from,
     checkpoint_to,
@@ -24,7 +26,7 @@ from events.persistence.checkpoints import (
 )
 from events.persistence.committer import CommittedLog
 from events.persistence.documents import read_document, read_previous, remove_document, write_document
-from events.persistence.files import DISK_FULL, FileSystem, OsFileSystem, list_or_empty, opened, write_all
+from events.persistence.files import FileSystem, OsFileSystem, list_or_empty
 from events.persistence.handles import Handles
 from events.persistence.io import Io, IoThreads
 from events.persistence.log import Log, LogLimits, Sync
@@ -55,7 +57,7 @@ class WalSettings:
     sync: Sync = "always"
     sync_interval_s: float = 0.1
     max_open_files: int = 256
-    tail_bytes: int = 16 * 1024 * 1024
+    tail_bytes: int = 2 * 1024 * 1024
     io_threads: int = 8
     ballast_bytes: int = 1024 * 1024
 
@@ -89,6 +91,7 @@ class WalStore:
         self.io = io or IoThreads(self.settings.io_threads)
         self.clock = clock or AnchoredClock()
         self.layout = Layout(workspace)
+        self.ballast = Ballast(self.fs, self.layout.ballast, self.settings.ballast_bytes)
         self.tail = Tail(self.settings.tail_bytes)
         self.durable: Durable = lambda log, records: None
         self._storage_full = False
@@ -118,7 +121,7 @@ class WalStore:
         self._workspace.acquire()
         try:
             self._load_groups()
-            self._restore_ballast()
+            self.ballast.restore()
         except BaseException:
             self._workspace.release()
             raise
@@ -216,7 +219,8 @@ class WalStore:
             await known.finished.wait()
         opening = self._logs[key] = _Opening()
         try:
-            log, found = await self.run_blocking(lambda: self._open_log(name, folder, naming))
+            open_log = partial(self._open_log, name, folder, naming)
+            log, found = await self.run_blocking(lambda: self.ballast.spent_on(open_log))
             committed = CommittedLog(self, name, log)
             committed.tells_durable = folder == "wal"
             self._logs[key] = committed
@@ -313,7 +317,8 @@ class WalStore:
     async def save_checkpoint(self, name: LogName, group: str, checkpoint: Checkpoint) -> None:
         path = self.layout.checkpoint(*name, group)
         if path not in self._generations:
-            await self.run_blocking(lambda: self._workspace.ensure(os.path.dirname(path)))
+            folder = os.path.dirname(path)
+            await self.run_blocking(lambda: self.ballast.spent_on(lambda: self._workspace.ensure(folder)))
         await self._replace(path, checkpoint_to(checkpoint, self.clock.now_ms()))
 
     async def settled_by(self, name: LogName, group: str) -> int:
@@ -333,14 +338,9 @@ class WalStore:
         self._generations[path] = generation
 
         def replace() -> None:
-            try:
-                write_document(self.fs, path, data, generation)
-            except OSError as error:
-                if error.errno not in DISK_FULL or not self._spend_ballast():
-                    raise
-                write_document(self.fs, path, data, generation)
+            write_document(self.fs, path, data, generation)
 
-        await self.run_blocking(replace)
+        await self.run_blocking(lambda: self.ballast.spent_on(replace))
 
     # -- a full disk -------------------------------------------------------------------------------------------
 
@@ -356,25 +356,6 @@ class WalStore:
                 logging.ERROR if full else logging.INFO,
                 "no space left on the device: publishers wait" if full else "there is room on the device again",
             )
-            if not full:
-                self.io.submit(self._restore_ballast, lambda _, error: None)
-
-    def _restore_ballast(self) -> None:
-        """Keep some bytes that can be given up, so that acks and dead letters still fit on a full disk."""
-        size = self.settings.ballast_bytes
-        if not size or "ballast" in self.fs.listdir(self.layout.root):
-            return
-        with suppress(OSError), opened(self.fs, self.layout.ballast, create=True) as handle:
-            write_all(self.fs, handle, b"\0" * size, 0)
-            self.fs.sync(handle)
-
-    def _spend_ballast(self) -> bool:
-        try:
-            self.fs.unlink(self.layout.ballast)
-        except OSError:
-            return False
-        logger.warning("the disk is full; gave up the ballast so that acks can still be written")
-        return True
 
     # -- what is going on --------------------------------------------------------------------------------------
 

@@ -108,8 +108,9 @@ class Workspace:
         _open_workspaces.add(self)
         try:
             note = json.dumps({"pid": os.getpid(), "boot_id": _boot_id()}) + "\n"
-            self.fs.truncate(self._lock_handle, 0)
-            write_all(self.fs, self._lock_handle, note.encode(), 0)
+            with suppress(OSError):  # for people; a full disk is no reason to stay out
+                self.fs.truncate(self._lock_handle, 0)
+                write_all(self.fs, self._lock_handle, note.encode(), 0)
             for path in (layout.groups, layout.spaces, layout.aside):
                 self.ensure(path)
             self.fs.sync_directory(layout.root)
