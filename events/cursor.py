@@ -98,8 +98,7 @@ async def open_cursor(store: Store, name: LogName, group: GroupRecord, *, carefu
     log = await store.log(name)
     checkpoint = await store.load_checkpoint(name, group.name)
     cursor = Cursor(log, await _start_of(log, group), checkpoint)
-    if await store.has_dead_letters(name):
-        await _settle_the_dead(store, cursor, group.name)
+    await read_dead_letters(store, cursor, group.name)
     cursor.solo = {place for place, held in _all_attempts(cursor).items() if held.running}
     if careful:
         cursor.suspects_through = min(log.next_offset - 1, cursor.settled.highest + span)
@@ -123,8 +122,10 @@ async def _start_of(log: StoreLog, group: GroupRecord) -> int:
             return log.first_offset
 
 
-async def _settle_the_dead(store: Store, cursor: Cursor, group: str) -> None:
+async def read_dead_letters(store: Store, cursor: Cursor, group: str) -> None:
     """Dead letters settle first: a crash may have come between theirs and the checkpoint (rule W10)."""
+    if not await store.has_dead_letters(cursor.name):
+        return
     dead_letters = await store.dead_letters(cursor.name)
     async for entry in read_entries(dead_letters, cursor.dead_letters + 1):
         cursor.dead_letters = entry.line

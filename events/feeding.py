@@ -10,7 +10,7 @@ import anyio
 import anyio.lowlevel
 
 from events.attention_gate import Boost, Defer, Drop
-from events.cursor import Cursor, open_cursor
+from events.cursor import Cursor, open_cursor, read_dead_letters
 from events.errors import BusError, CorruptLog, OffsetGone, error_code_of
 from events.lanes import Lane, Place
 from events.persistence.codec import Record
@@ -30,6 +30,7 @@ class Feeder:
     def __init__(self, group: Group) -> None:
         self._group = group
         self._wanted: dict[LogName, None] = {}
+        self._opening: dict[LogName, None] = {}
         self._behind: dict[Cursor, None] = {}
         self._wake = anyio.Event()
         self._is_starved = False
@@ -59,7 +60,7 @@ class Feeder:
     @property
     def has_wanted(self) -> bool:
         """Whether logs wait to be opened."""
-        return bool(self._wanted)
+        return bool(self._wanted or self._opening)
 
     @property
     def is_behind(self) -> bool:
@@ -108,24 +109,33 @@ class Feeder:
             if not cursor.is_behind:
                 del self._behind[cursor]
             elif window.room > 0 and not window.is_parked_full and cursor.name not in self._rests_until:
+                self._behind[cursor] = self._behind.pop(cursor)  # the next round begins with another log
                 progressed = await self._catch_up(cursor) or progressed
         return progressed
 
     async def _open(self, name: LogName) -> bool:
-        group, clock = self._group, self._group.services.clock
+        """Take a log up, or look again for dead letters of one that is open: a retry may have come meanwhile."""
+        group, store, clock = self._group, self._group.services.store, self._group.services.clock
         cursor = group.cursors.get(name)
-        if cursor is None:
-            span = group.services.config.settle_span
-            try:
-                cursor = await open_cursor(group.services.store, name, group.record, careful=group.careful, span=span)
-            except (OSError, BusError) as error:
-                self._report(name, error)
-                return False
-            group.cursors[name] = cursor
-            for place, held in cursor.retries.items():
-                left_ms = max(0, min(held.due_ms - clock.now_ms(), held.delay_ms))
-                group.window.park_retry(cursor, place, clock.monotonic() + left_ms / 1000)
-        self._wanted.pop(name, None)
+        self._opening[name] = self._wanted.pop(name)
+        known = set(cursor.retries) if cursor is not None else set()
+        try:
+            if cursor is None:
+                span = group.services.config.settle_span
+                cursor = await open_cursor(store, name, group.record, careful=group.careful, span=span)
+                group.cursors[name] = cursor
+            else:
+                await read_dead_letters(store, cursor, group.name)
+        except (OSError, BusError) as error:
+            self._wanted[name] = None
+            self._report(name, error)
+            return False
+        finally:
+            del self._opening[name]
+        for place in set(cursor.retries) - known:
+            held = cursor.retries[place]
+            left_ms = max(0, min(held.due_ms - clock.now_ms(), held.delay_ms))
+            group.window.park_retry(cursor, place, clock.monotonic() + left_ms / 1000)
         self._troubles.pop(name, None)
         if cursor.next < cursor.log.next_offset:
             self.fall_behind(cursor)

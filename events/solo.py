@@ -56,8 +56,12 @@ class Solo:
         """Wait until nobody else runs, and keep it so."""
         await self._wait_turn()
         until = self._alone_until = self._clock.monotonic() + _GIVE_UP_S
-        while self._running and await self._clock.wait(self._changed, until - self._clock.monotonic()):
-            pass
+        try:
+            while self._running and await self._clock.wait(self._changed, until - self._clock.monotonic()):
+                pass
+        except BaseException:
+            self.leave_alone()
+            raise
 
     def leave_alone(self) -> None:
         """Let the others go on."""

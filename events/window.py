@@ -65,17 +65,19 @@ class Window:
     def enter(self, cursor: Cursor, record: Record, place: Place, priority: int) -> None:
         """Queue an event that nothing stands in front of but the rest of its lane's queue."""
         key = self._key(record)
-        if key is None:
-            self._enter(Item(record, place, cursor, None, priority))
-            return
-        lane = cursor.lanes.get(key)
-        if lane is None:
-            lane = cursor.lanes[key] = Lane(cursor, key)
-        self._enter_lane(lane, Item(record, place, cursor, lane, priority))
-
-    def _enter(self, item: Item) -> None:
-        self.inflight += 1
-        self._ready.push(item, item.priority)
+        lane = None
+        if key is not None:
+            lane = cursor.lanes.get(key)
+            if lane is None:
+                lane = cursor.lanes[key] = Lane(cursor, key)
+        item = Item(record, place, cursor, lane, priority)
+        # After a crash each attempt is written down for itself, and one that killed the process runs by itself.
+        item.runs_singly = place.offset <= cursor.suspects_through or (bool(cursor.solo) and place in cursor.solo)
+        if lane is not None:
+            self._enter_lane(lane, item)
+        else:
+            self.inflight += 1
+            self._ready.push(item, priority)
 
     def _enter_lane(self, lane: Lane, item: Item) -> None:
         self.inflight += 1
@@ -110,6 +112,10 @@ class Window:
         while len(items) < limit:
             item = self._ready.pop()
             if item is None:
+                break
+            if items and item.runs_singly:
+                item.is_taken = False
+                self._ready.push(item, item.priority)
                 break
             items.append(item)
             lane = item.lane
