@@ -5,18 +5,21 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Final, Protocol
+from functools import partial
+from typing import Final, Protocol, TypeVar
 
 from events.errors import StorageError
 
 if sys.platform != "win32":
     import fcntl  # the workspace refuses to open on Windows before anything here is called
 
+T = TypeVar("T")
 DISK_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 DIRECTORY_MODE: Final = 0o700
 FILE_MODE: Final = 0o600
+_MAX_INTERRUPTIONS: Final = 1000  # in a row: a call that is interrupted for ever must fail, not spin
 
 
 class FileSystem(Protocol):
@@ -114,10 +117,7 @@ def write_all(fs: FileSystem, handle: int, data: bytes, position: int) -> None:
     """Write all of it: short writes are looped, interrupted ones repeated."""
     view = memoryview(data)
     while view:
-        try:
-            written = fs.pwrite(handle, view, position)
-        except InterruptedError:
-            continue
+        written = _uninterrupted(partial(fs.pwrite, handle, view, position))
         if written <= 0:
             raise OSError(errno.EIO, "the file system wrote nothing and reported no error")
         view = view[written:]
@@ -128,16 +128,23 @@ def read_all(fs: FileSystem, handle: int, size: int, position: int) -> bytes:
     """Up to `size` bytes from `position`; fewer only at the end of the file."""
     parts: list[bytes] = []
     while size > 0:
-        try:
-            part = fs.pread(handle, size, position)
-        except InterruptedError:
-            continue
+        part = _uninterrupted(partial(fs.pread, handle, size, position))
         if not part:
             break
         parts.append(part)
         size -= len(part)
         position += len(part)
     return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _uninterrupted(call: Callable[[], T]) -> T:
+    """Repeat a call that a signal interrupted; the last interruption is raised when they do not end."""
+    for _ in range(_MAX_INTERRUPTIONS):
+        try:
+            return call()
+        except InterruptedError:
+            continue
+    return call()
 
 
 @contextmanager
