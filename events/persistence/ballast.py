@@ -13,13 +13,10 @@ from threading import Lock
 from typing import TypeVar
 
 from events.persistence.files import DISK_FULL, FileSystem, opened, write_all
+from events.persistence.log import DiskFull
 
 T = TypeVar("T")
 logger = logging.getLogger("events.store")
-
-
-class DiskFull(Exception):
-    """There was no room, and nothing was left behind: the same may be tried again."""
 
 
 class Ballast:

@@ -78,8 +78,18 @@ def _attempts_to(attempts: Attempts) -> dict[str, Any]:
         "delay_ms": attempts.delay_ms,
         "errors": attempts.errors,
         "running": attempts.running,
+        "alone": attempts.alone,
+        "spared": attempts.spared,
     }
 
 
 def _attempts_from(data: Mapping[str, Any]) -> Attempts:
-    return Attempts(data["count"], data["due_ms"], data["delay_ms"], tuple(data["errors"]), data["running"])
+    return Attempts(
+        count=data["count"],
+        due_ms=data["due_ms"],
+        delay_ms=data["delay_ms"],
+        errors=tuple(data["errors"]),
+        running=data["running"],
+        alone=data.get("alone", False),
+        spared=data.get("spared", 0),
+    )

@@ -8,13 +8,12 @@ its `"meta"` and `"payload"`; dead letters and journals put others there. A gap,
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from zlib import crc32
 
 import orjson
 
-if TYPE_CHECKING:
-    from events.types import Event, EventMeta
+from events.types import Event, EventMeta
 
 TRAILER_BYTES: Final = 19
 _HEAD: Final = re.compile(rb'\{"(?:offset":([0-9]{1,19}),|gap":\[([0-9]{1,19}),([0-9]{1,19})\],)')
@@ -99,7 +98,7 @@ class Record:
     @property
     def event(self) -> Event[Any]:
         """A new event for one delivery: nobody else holds its payload."""
-        return _event_class().from_log(self.meta, self.raw_payload)
+        return Event.from_log(self.meta, self.raw_payload)
 
     def members(self) -> dict[str, Any]:
         """The whole line as plain data."""
@@ -112,8 +111,6 @@ class Record:
         The first `,"payload":` behind the meta's start may stand inside the meta, as a key of a newer writer;
         but then what lies before it is no complete object, and the decoder says so.
         """
-        from events.types import EventMeta
-
         line = self.line
         start = line.index(_META) + len(_META)
         end = line.find(_PAYLOAD, start)
@@ -139,12 +136,6 @@ def published_record(
     record._meta = meta
     record._payload_start = payload_start
     return record
-
-
-def _event_class() -> type[Event[Any]]:
-    from events.types import Event
-
-    return Event
 
 
 def decode_line(line: bytes, segment: int = 0, position: int = 0) -> Record:

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import anyio
+from anyio.lowlevel import checkpoint_if_cancelled
 
-from events.errors import OutcomeUnknown, StorageFull
-from events.persistence.ballast import DiskFull
+from events.errors import OffsetGone, OutcomeUnknown, StorageFull
 from events.persistence.codec import Record, encode_line, payload_starts, published_record
-from events.persistence.log import Log
+from events.persistence.log import DiskFull, Log
 from events.persistence.store import Entry, LogName
 
 if TYPE_CHECKING:
@@ -20,13 +20,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 MAX_BATCH_BYTES: Final = 4 * 1024 * 1024
 _FULL_RETRY_S: Final = 0.1
+_FULL_GRACE_S: Final = 1.0
 _FAILED_PAUSE_S: Final = 1.0
 
 
 class _Ticket:
     """One call of `append`, on its way to the disk."""
 
-    __slots__ = ("deadline", "entries", "error", "offsets", "staged_at", "taken", "turn")
+    __slots__ = ("deadline", "entries", "error", "is_abandoned", "offsets", "staged_at", "taken", "turn")
 
     def __init__(self, entries: Sequence[Entry], now: float, timeout_s: float) -> None:
         self.entries = entries
@@ -35,6 +36,7 @@ class _Ticket:
         self.offsets: list[int] = []
         self.taken = 0
         self.error: BaseException | None = None
+        self.is_abandoned = False
         self.turn: anyio.Event
 
     @property
@@ -100,6 +102,7 @@ class CommittedLog:
         self._log.check_writable()
         if not entries:
             return []
+        await checkpoint_if_cancelled()  # behind this it is staged, and may be written
         ticket = _Ticket(entries, self._store.clock.monotonic(), timeout_s)
         if self._turn is None:
             self._turn = anyio.Event()
@@ -111,6 +114,7 @@ class CommittedLog:
             while not ticket.is_done:
                 await ticket.turn.wait()
         except BaseException:
+            ticket.is_abandoned = True
             self._withdraw(ticket)
             raise
         if ticket.error is not None:
@@ -121,6 +125,8 @@ class CommittedLog:
         through = self._next_offset - 1
         if offset > through:
             return []
+        if offset < self._log.first_offset:  # memory may still have it
+            raise OffsetGone(self.name.topic, offset, self._log.first_offset)
         recent = self.recent(offset)
         if recent:
             return list(recent)
@@ -139,6 +145,7 @@ class CommittedLog:
         self._store.check_writable()
         if self._log.limits.sync != "always" or self._busy:
             await self.exclusively(self._log.sync)
+            self._store.attend(self)  # the mark follows, for readers outside
 
     async def drop_before(self, offset: int) -> int:
         ballast = self._store.ballast
@@ -251,6 +258,8 @@ class CommittedLog:
         if error is None:
             self._next_offset = batch.records[-1].offset + 1
             self._store.tail.add(self._key, batch.records, len(batch.data))
+            if self._log.limits.sync != "always":
+                self._store.wrote_unsynced(self)
             self._log.names = max(self._log.names, batch.names)
             offset = batch.records[0].offset
             for ticket, share in batch.shares:
@@ -263,7 +272,7 @@ class CommittedLog:
             self._put_back(batch)
         else:
             for ticket, _ in batch.shares:
-                ticket.error = error
+                self._fail(ticket, error)
             if self._staged and self._staged[0].error is not None:
                 self._staged.popleft()  # the rest of a call that was just told that it failed
         batch.turn.set()
@@ -277,7 +286,9 @@ class CommittedLog:
         self._retry_at = self._store.clock.monotonic() + _FULL_RETRY_S
         for ticket, share in reversed(batch.shares):
             ticket.taken -= share
-            if not self._staged or self._staged[0] is not ticket:
+            if ticket.is_abandoned or ticket.error is not None:
+                self._withdraw(ticket)
+            elif not self._staged or self._staged[0] is not ticket:
                 self._staged.appendleft(ticket)
         if self._turn is None:
             self._turn = anyio.Event()
@@ -291,9 +302,15 @@ class CommittedLog:
                 ticket.entries = ticket.entries[: ticket.taken]
             self._staged.remove(ticket)
 
+    def _fail(self, ticket: _Ticket, error: BaseException) -> None:
+        """Tell a caller. Where some of its entries are durable, "not written" would be wrong (rule W2)."""
+        if ticket.offsets and not isinstance(error, OutcomeUnknown):
+            error = OutcomeUnknown(self.name.topic, f"a part of it is durable, but then {error}")
+        ticket.error = ticket.error or error
+
     def _fail_staged(self, error: BaseException) -> None:
         for ticket in self._staged:
-            ticket.error = error
+            self._fail(ticket, error)
         self._staged.clear()
         if self._turn is not None:
             self._turn.set()
@@ -314,7 +331,15 @@ class CommittedLog:
                 self._jobs.append((lambda: self._store.ballast.spent_on(self._log.write_mark), self._kept))
             self._pump()
         has_unsynced = self._log.limits.sync == "interval" and self._log.durable < self._log.next_offset - 1
-        return self._busy or bool(self._staged or self._jobs) or has_unsynced or self._log.mark_is_behind
+        is_behind = self.error is None and (has_unsynced or self._log.mark_is_behind)
+        return self._busy or bool(self._staged or self._jobs) or is_behind
+
+    def sync_soon(self) -> None:
+        """Sync what was appended, as soon as nothing else is under way."""
+        if self._log.poison is None and self._log.damage is None:
+            self._jobs.append((self._log.sync, self._kept))
+            self._store.attend(self)
+            self._pump()
 
     def _kept(self, _result: object, error: BaseException | None) -> None:
         if error is not None:
@@ -326,15 +351,17 @@ class CommittedLog:
         late = [ticket for ticket in self._staged if now >= ticket.deadline and ticket.taken == len(ticket.offsets)]
         for ticket in late:
             self._staged.remove(ticket)
-            ticket.error = (
-                StorageFull(self.name.topic, now - ticket.staged_at)
-                if self._retry_at is not None
-                else OutcomeUnknown(self.name.topic, "the disk did not answer in time")
-            )
-        stuck = self._batch is not None and [ticket for ticket, _ in self._batch.shares if now >= ticket.deadline]
+            if self._store.storage_full:
+                self._fail(ticket, StorageFull(self.name.topic, now - ticket.staged_at))
+            else:
+                self._fail(ticket, OutcomeUnknown(self.name.topic, "the disk did not answer in time"))
+        # A line that is tried again on a full disk is about to be known as written or as withdrawn: worth a moment.
+        overdue = now - (_FULL_GRACE_S if self._store.storage_full else 0.0)
+        stuck = self._batch is not None and [ticket for ticket, _ in self._batch.shares if overdue >= ticket.deadline]
         for ticket in stuck or ():
             reason = f"the disk did not answer for {now - ticket.staged_at:.3g} s"
-            ticket.error = ticket.error or OutcomeUnknown(self.name.topic, reason)
+            self._fail(ticket, OutcomeUnknown(self.name.topic, reason))
+            self._withdraw(ticket)
         for ticket in [*late, *(stuck or ())]:
             # Waking the whole turn is cheap and rare; who is not done waits for it again.
             self._wake(ticket)

@@ -16,10 +16,11 @@ from zlib import crc32
 
 import orjson
 
-from events.persistence.files import FileSystem, read_file, write_all
+from events.persistence.files import FileSystem, list_or_empty, read_file, write_all
 
 VERSION: Final = 1
 MAX_DOCUMENT_BYTES: Final = 64 * 1024 * 1024
+SUFFIX: Final = ".json"
 PREVIOUS: Final = ".prev"
 TEMPORARY: Final = ".tmp"
 
@@ -52,6 +53,12 @@ def decode_document(raw: bytes) -> Document | None:
     return Document(data, data.pop("generation"))
 
 
+def list_documents(fs: FileSystem, directory: str) -> list[str]:
+    """The file names of the documents in a directory; a crash may have left one of them as its previous copy alone."""
+    names = {name.removesuffix(PREVIOUS) for name in list_or_empty(fs, directory)}
+    return sorted(name for name in names if name.endswith(SUFFIX))
+
+
 def read_document(fs: FileSystem, path: str) -> tuple[Document | None, bool]:
     """The newest good copy, and whether a copy that is there could not be read."""
     current, damaged = _read_one(fs, path)
@@ -76,8 +83,13 @@ def _read_one(fs: FileSystem, path: str) -> tuple[Document | None, bool]:
     return document, document is None
 
 
-def write_document(fs: FileSystem, path: str, data: Mapping[str, Any], generation: int) -> None:
-    """Replace a document. When this returns the new one is durable; when it raises, one of the two is."""
+def write_document(
+    fs: FileSystem, path: str, data: Mapping[str, Any], generation: int, *, keep_current: bool = True
+) -> None:
+    """Replace a document. When this returns the new one is durable; when it raises, one of the two is.
+
+    `keep_current` is false for a current copy that is damaged: it must not take the place of the good one before it.
+    """
     temporary = path + TEMPORARY
     try:
         handle = fs.open(temporary, create=True)
@@ -89,8 +101,9 @@ def write_document(fs: FileSystem, path: str, data: Mapping[str, Any], generatio
         fs.sync(handle)
     finally:
         fs.close(handle)
-    with suppress(FileNotFoundError):  # the first of its kind has no previous copy
-        fs.rename(path, path + PREVIOUS)
+    if keep_current:
+        with suppress(FileNotFoundError):  # the first of its kind has no previous copy
+            fs.rename(path, path + PREVIOUS)
     fs.rename(temporary, path)
     fs.sync_directory(os.path.dirname(path))
 

@@ -19,6 +19,7 @@ T = TypeVar("T")
 DISK_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 DIRECTORY_MODE: Final = 0o700
 FILE_MODE: Final = 0o600
+_MAX_FOLDERS: Final = 100_000
 _MAX_INTERRUPTIONS: Final = 1000  # in a row: a call that is interrupted for ever must fail, not spin
 
 
@@ -52,11 +53,29 @@ class FileSystem(Protocol):
 
 
 class OsFileSystem:
-    """The real one."""
+    """The real one. No link is followed: paths are real ones, so a link in them was planted."""
+
+    def __init__(self) -> None:
+        self._real_folders: set[str] = set()
+
+    def _real(self, path: str) -> str:
+        """The path, if its folders are no links. O_NOFOLLOW looks at the last name only."""
+        folder = os.path.dirname(path)
+        if folder not in self._real_folders:
+            if os.path.realpath(folder) != folder:
+                raise OSError(errno.ELOOP, "a link stands in the place of a folder", folder)
+            if len(self._real_folders) > _MAX_FOLDERS:
+                self._real_folders.clear()
+            if os.path.isdir(folder):
+                self._real_folders.add(folder)
+        return path
+
+    def _open_directory(self, path: str) -> int:
+        return os.open(self._real(path), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
 
     def open(self, path: str, *, create: bool = False, write: bool = False) -> int:
         flags = os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_RDWR if write or create else os.O_RDONLY)
-        return os.open(path, flags | (os.O_CREAT | os.O_EXCL if create else 0), FILE_MODE)
+        return os.open(self._real(path), flags | (os.O_CREAT | os.O_EXCL if create else 0), FILE_MODE)
 
     def close(self, handle: int) -> None:
         os.close(handle)
@@ -80,31 +99,30 @@ class OsFileSystem:
             os.fdatasync(handle)
 
     def sync_directory(self, path: str) -> None:
-        handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        handle = self._open_directory(path)
         try:
             os.fsync(handle)
         finally:
             os.close(handle)
 
     def rename(self, source: str, target: str) -> None:
-        os.rename(source, target)
+        os.rename(self._real(source), self._real(target))
 
     def unlink(self, path: str) -> None:
-        os.unlink(path)
+        os.unlink(self._real(path))
 
     def mkdir(self, path: str) -> None:
-        os.mkdir(path, DIRECTORY_MODE)
+        os.mkdir(self._real(path), DIRECTORY_MODE)
 
     def listdir(self, path: str) -> list[str]:
-        # O_NOFOLLOW, so that a planted link cannot lead a listing out of the workspace.
-        handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        handle = self._open_directory(path)
         try:
             return os.listdir(handle)
         finally:
             os.close(handle)
 
     def lock(self, path: str) -> int:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, FILE_MODE)
+        handle = os.open(self._real(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, FILE_MODE)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

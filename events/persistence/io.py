@@ -6,6 +6,7 @@ awaited alone pays for one.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from queue import SimpleQueue
 from threading import Lock, Thread
@@ -92,12 +93,30 @@ class IoThreads:
 
 
 class InlineIo:
-    """Runs everything at once, in the caller: what a simulation needs to be repeatable."""
+    """Runs everything at once, in the caller: what a simulation needs to be repeatable.
+
+    Work that is submitted while other work ends waits for that, so that a long chain does not fill the stack.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[Callable[[], Any], Done]] = deque()
+        self._is_running = False
 
     def start(self) -> None:
         pass
 
     def submit(self, work: Callable[[], Any], done: Done) -> None:
+        self._waiting.append((work, done))
+        if self._is_running:
+            return
+        self._is_running = True
+        try:
+            while self._waiting:
+                self._run_one(*self._waiting.popleft())
+        finally:
+            self._is_running = False
+
+    def _run_one(self, work: Callable[[], Any], done: Done) -> None:
         try:
             result = work()
         except Exception as error:

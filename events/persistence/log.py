@@ -10,12 +10,11 @@ import os
 import uuid
 from bisect import bisect_right
 from collections.abc import Callable, Generator, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from events.errors import CorruptLog, LogPoisoned, OffsetGone, ReadOnly, StorageError
-from events.persistence.ballast import DiskFull
 from events.persistence.codec import BadLine, Record
 from events.persistence.files import DISK_FULL, FileSystem, write_all
 from events.persistence.handles import Handles
@@ -33,6 +32,10 @@ class LogLimits:
     segment_bytes: int = 16 * 1024 * 1024
     segment_lines: int | None = None
     sync: Sync = "always"
+
+
+class DiskFull(Exception):
+    """There was no room; the log was cut back to where the batch began, and that is durable."""
 
 
 @dataclass(slots=True)
@@ -64,6 +67,7 @@ class Log:
         self.names = 0
         self.poison: LogPoisoned | None = None
         self.damage: CorruptLog | None = None
+        self.is_shared = False  # whether another process may delete segments
         # Segment and byte, each pair replaced as a whole: readers in other threads look at them.
         self._durable_end = (0, 0)
         self._written_end = (0, 0)
@@ -133,23 +137,24 @@ class Log:
     def write(self, data: bytes, lines: int, last_at: int) -> None:
         """Append the bytes of a batch. They are not durable before `sync`, which `sync="always"` does here.
 
-        `DiskFull` and other errors that leave the log as it was mean that nothing of the batch is there: it was
-        cut back to where the batch began, and that is durable. A failed sync poisons the log: the outcome is unknown and the log takes no more.
+        `DiskFull` and other errors that leave the log as it was mean that nothing of the batch is there. A
+        failed sync poisons the log: the outcome is unknown and the log takes no more.
         """
         self.check_writable()
         number, start = self.place(len(data), lines)
         if number != self.active:
             self._start_segment(number)
-        with self._pinned_for_writing(number) as handle:
+        with self._writing_to(number) as handle:
             try:
                 write_all(self.fs, handle, data, start)
             except OSError as error:
                 self._cut_back(handle, start)
-                if error.errno in DISK_FULL:
-                    raise DiskFull from error
-                raise StorageError(f"{self.segment_path(number)}: {error}; nothing of the batch was written") from error
+                raise self._unwritten(number, error) from error
             if self.limits.sync == "always":
                 self._sync_handle(handle)
+            elif not self._holds_active:
+                self._handles.hold(self.segment_path(number))  # closing it now could swallow a write error
+                self._holds_active = True
         self.active_bytes = start + len(data)
         self.active_lines += lines
         self.next_offset += lines
@@ -157,9 +162,6 @@ class Log:
         self._written_end = (number, self.active_bytes)
         if self.limits.sync == "always":
             self._is_durable()
-        elif not self._holds_active:
-            self._handles.hold(self.segment_path(number))  # closing it now could swallow a write error
-            self._holds_active = True
 
     def sync(self) -> None:
         """Make everything that was appended durable (rule F7: before any other file names it)."""
@@ -179,6 +181,20 @@ class Log:
 
     def _pinned_for_writing(self, number: int, *, create: bool = False) -> AbstractContextManager[int]:
         return self._handles.pinned(self.segment_path(number), write=True, create=create, on_lost=self.poisoned)
+
+    @contextmanager
+    def _writing_to(self, number: int) -> Iterator[int]:
+        with ExitStack() as stack:
+            try:
+                handle = stack.enter_context(self._pinned_for_writing(number))
+            except OSError as error:
+                raise self._unwritten(number, error) from error
+            yield handle
+
+    def _unwritten(self, number: int, error: OSError) -> DiskFull | StorageError:
+        if error.errno in DISK_FULL:
+            return DiskFull()
+        return StorageError(f"{self.segment_path(number)}: {error}; nothing of the batch was written")
 
     def _sync_handle(self, handle: int) -> None:
         try:
@@ -212,9 +228,7 @@ class Log:
             if self.segment_size(number):
                 raise self.poisoned(path, "it exists and is not empty, so somebody else writes here") from None
         except OSError as error:
-            if error.errno in DISK_FULL:
-                raise DiskFull from error
-            raise StorageError(f"{path}: {error}; nothing of the batch was written") from error
+            raise self._unwritten(number, error) from error
         try:
             self.fs.sync_directory(self.directory)
             if sealed is not None:
@@ -268,7 +282,10 @@ class Log:
         index = self._segment_index(segments, offset)
         first = self._first_of(segments[index]) if segments else None
         if first is not None and first > offset:
-            raise OffsetGone(self.path_of(self.topic), offset, first)
+            if offset < self.first_offset:  # by now
+                raise OffsetGone(self.path_of(self.topic), offset, self.first_offset)
+            path = self.segment_path(segments[index].number)
+            raise CorruptLog(path, 0, offset, through, f"begins with offset {first} where an earlier one should be")
         position, expected = 0, offset
         if first is not None and first < offset:
             found = self._find(segments[index].number, lambda record: record.last >= offset)
@@ -339,6 +356,9 @@ class Log:
                     end = self.fs.size(handle) if number < last else 0
                 yield handle, end
         except FileNotFoundError:
+            if number in self.segment_numbers and not self.is_shared:
+                path = self.segment_path(number)
+                raise CorruptLog(path, 0, self.first_offset, self.durable, "the segment is missing") from None
             raise OffsetGone(self.path_of(self.topic), 0, self.first_offset) from None
 
     def _segment_index(self, segments: list[_Segment], offset: int) -> int:
@@ -362,9 +382,12 @@ class Log:
     # -- deleting ----------------------------------------------------------------------------------------------
 
     def first_offsets(self) -> list[tuple[int, int]]:
-        """Number and first offset of each segment that has one."""
-        firsts = [(segment.number, self._first_of(segment)) for segment in self._segments]
-        return [(number, first) for number, first in firsts if first is not None]
+        """Number and first offset of each segment that has one, by a line that was checked.
+
+        What is deleted depends on it, so a flipped bit must not move a segment to another place in the log.
+        """
+        firsts = [(segment.number, self._find(segment.number)) for segment in self._segments]
+        return [(number, record.offset) for number, record in firsts if record is not None]
 
     def drop_before(self, offset: int) -> list[int]:
         """Delete the sealed segments all of whose offsets are below `offset`; the numbers that went.
@@ -373,20 +396,19 @@ class Log:
         single bad slot can then never bring back the belief that the deleted ones should be there.
         """
         offset = min(offset, self.next_offset - 1)  # the active segment may be new, and empty
-        keep = bisect_right([first for _, first in self.first_offsets()], offset) - 1
+        firsts = self.first_offsets()
+        keep = bisect_right([first for _, first in firsts], offset) - 1
         dropped = self._segments[: max(0, keep)]
         if not dropped:
             return []
-        before = self._segments, self.first_offset
-        self._segments = self._segments[len(dropped) :]
-        first = self._first_of(self._segments[0])
-        assert first is not None
-        self.first_offset = first
+        before = self.first_offset, self._segments
+        # The offset first: whoever misses a segment in the list must find out that it was deleted.
+        self.first_offset, self._segments = firsts[keep][1], self._segments[len(dropped) :]
         try:
             self.write_mark(sync=True)
             self.write_mark(sync=True)
         except OSError:
-            self._segments, self.first_offset = before  # nothing was deleted, so it can be tried again
+            self.first_offset, self._segments = before  # nothing was deleted, so it can be tried again
             raise
         for segment in dropped:
             path = self.segment_path(segment.number)

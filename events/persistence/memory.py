@@ -14,6 +14,7 @@ from events.names import check_group, check_space, check_topic
 from events.persistence.codec import Record, encode_line, payload_starts, published_record
 from events.persistence.recovery import Examination
 from events.persistence.store import Checkpoint, Durable, Entry, GroupRecord, LogName, StoreLog
+from events.persistence.workspace import check_journal_folder, journal_naming
 
 
 class MemoryLog:
@@ -125,7 +126,10 @@ class MemoryStore:
         return ("dlq", *name) in self._logs
 
     async def journal(self, space_id: str, folder: str, name: str) -> StoreLog:
-        return self._log(check_topic(folder), LogName(check_space(space_id), name))
+        return self._log(check_journal_folder(folder), LogName(check_space(space_id), journal_naming(name).stem))
+
+    async def journals(self, space_id: str, folder: str) -> list[str]:
+        return sorted(name for kind, space, name in self._logs if (kind, space) == (folder, space_id))
 
     def _log(self, kind: str, name: LogName) -> MemoryLog:
         key = (kind, name.space_id, name.topic)
@@ -146,7 +150,7 @@ class MemoryStore:
 
     async def load_checkpoint(self, name: LogName, group: str) -> Checkpoint | None:
         copies = self._checkpoints.get((name, group), [])
-        return copies[-1] if copies else None
+        return copies[-1] if copies and copies[-1].log_id == self._log("wal", name).log_id else None
 
     async def save_checkpoint(self, name: LogName, group: str, checkpoint: Checkpoint) -> None:
         await anyio.lowlevel.checkpoint()
@@ -156,7 +160,8 @@ class MemoryStore:
 
     async def settled_by(self, name: LogName, group: str) -> int:
         copies = self._checkpoints.get((name, group), [])
-        return min((copy.committed for copy in copies), default=0)
+        log_id = self._log("wal", name).log_id
+        return min((copy.committed if copy.log_id == log_id else 0 for copy in copies), default=0)
 
     @property
     def storage_full(self) -> bool:

@@ -6,12 +6,12 @@ import os
 from typing import NamedTuple
 
 from events.persistence.checkpoints import checkpoint_from, group_from
-from events.persistence.documents import read_document, read_previous
-from events.persistence.files import FileSystem, list_or_empty
+from events.persistence.documents import list_documents, read_document, read_previous
+from events.persistence.files import FileSystem
 from events.persistence.mark import Mark, read_mark
 from events.persistence.segment import Naming
 from events.persistence.store import GroupRecord, LogName
-from events.persistence.workspace import Layout, dlq_naming, wal_naming
+from events.persistence.workspace import Layout, dlq_naming, list_groups, wal_naming
 
 
 class Named(NamedTuple):
@@ -26,8 +26,9 @@ def named_offsets(fs: FileSystem, layout: Layout, name: LogName, groups: dict[st
     highest, log_id = 0, None
     mark = _mark_of(fs, layout.folder(name.space_id, "wal"), wal_naming(name.topic))
     folder = layout.folder(name.space_id, "offsets")
-    for file_name in list_or_empty(fs, folder):
-        if not file_name.startswith(f"{name.topic}__") or not file_name.endswith(".json"):
+    for file_name in list_documents(fs, folder):
+        # From the right: a topic may end in an underscore, a group never begins with one.
+        if file_name.rpartition("__")[0] != name.topic:
             continue
         path = os.path.join(folder, file_name)
         for document in (read_document(fs, path)[0], read_previous(fs, path)):
@@ -48,12 +49,11 @@ def named_offsets(fs: FileSystem, layout: Layout, name: LogName, groups: dict[st
 def read_groups(fs: FileSystem, layout: Layout) -> dict[str, GroupRecord]:
     """The group records that can be read, for those who only look."""
     groups: dict[str, GroupRecord] = {}
-    for file_name in list_or_empty(fs, layout.groups):
-        if file_name.endswith(".json"):
-            document, _ = read_document(fs, os.path.join(layout.groups, file_name))
-            if document is not None:
-                record = group_from(document.data)
-                groups[record.name] = record
+    for path in list_groups(fs, layout):
+        document, _ = read_document(fs, path)
+        if document is not None:
+            record = group_from(document.data)
+            groups[record.name] = record
     return groups
 
 

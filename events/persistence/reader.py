@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from events.errors import CorruptLog, WorkspaceLocked
+from events.names import check_topic
 from events.persistence.codec import Record
 from events.persistence.files import FileSystem, OsFileSystem, list_or_empty, opened
 from events.persistence.handles import Handles
@@ -22,7 +23,16 @@ from events.persistence.log import Log, LogLimits
 from events.persistence.mark import Mark, read_mark
 from events.persistence.segment import Naming, first_offset, read_blocks
 from events.persistence.store import LogName
-from events.persistence.workspace import Layout, dlq_naming, list_spaces, list_topics, take_lock, wal_naming
+from events.persistence.workspace import (
+    Layout,
+    dlq_naming,
+    journal_naming,
+    list_journals,
+    list_spaces,
+    list_topics,
+    take_lock,
+    wal_naming,
+)
 
 _MAX_OPEN_FILES = 8
 
@@ -137,6 +147,7 @@ class LogReader:
             numbers = [number for number in proof.numbers if number <= proof.segment]
             log.adopt(numbers, last_offset=proof.durable, last_at=0, active_bytes=proof.position)
             log.first_offset = proof.first
+            log.is_shared = True
             yield log
         finally:
             handles.close()
@@ -166,6 +177,14 @@ class WorkspaceReader:
         """The dead letters of a log."""
         directory = self.layout.folder(name.space_id, "dlq")
         return LogReader(self.fs, directory, dlq_naming(name.topic))
+
+    def journals(self, space_id: str, folder: str) -> list[str]:
+        """The names of the journals that the bus keeps in a folder of a space."""
+        return list_journals(self.fs, self.layout, space_id, folder)
+
+    def journal(self, space_id: str, folder: str, name: str) -> LogReader:
+        """A journal of the bus's own; see `Store.journal`."""
+        return LogReader(self.fs, self.layout.folder(space_id, check_topic(folder)), journal_naming(name))
 
     def names(self) -> list[LogName]:
         """Every log that there is."""

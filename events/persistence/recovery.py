@@ -23,6 +23,7 @@ from events.persistence.mark import Mark, read_mark
 from events.persistence.segment import BLOCK_BYTES, Naming, first_offset, read_blocks
 
 Condition = Literal["clean", "whole", "torn", "corrupt"]
+_LAST_LINE_BYTES: Final = 4096
 _RECORD_STARTS: Final = (b'{"offset":', b'{"gap":')
 
 
@@ -75,7 +76,8 @@ class _Scan:
         """Read a segment from `position`; afterwards `end` is V in it, and `bad` what stands behind V."""
         with opened(self.fs, self.path(number)) as handle:
             self.size = self.fs.size(handle)
-            if self.size < position:  # shorter than what was durable: see how much of it is left
+            if position and not self._stands(handle, number, position, expected - 1):
+                # Less than what was durable: see how much of it is left.
                 position, expected = 0, first_offset(self.fs, handle) or 1
                 self.last_offset = expected - 1
             self.end = self.proven_end = position
@@ -89,15 +91,32 @@ class _Scan:
                 self.end, self.bad = block.end, block.bad
         self.bytes_read += max(0, self.size - position)
 
+    def _stands(self, handle: int, number: int, position: int, offset: int) -> bool:
+        """Whether the record of an offset ends at `position`: what was cut off or wiped before the mark shows here."""
+        size = _LAST_LINE_BYTES
+        while True:
+            start = max(0, position - size)
+            data = read_all(self.fs, handle, position - start, start)
+            self.bytes_read += len(data)
+            line = data.rfind(b"\n", 0, -1) + 1
+            if line or not start:
+                break
+            size *= 8
+        try:
+            return len(data) == position - start and decode_line(data[line:], number, start + line).last == offset
+        except BadLine:
+            return False
+
 
 def examine(fs: FileSystem, directory: str, naming: Naming, *, named: int, whole: bool = False) -> Examination:
     """Classify a log without changing it. `named` is the highest offset that other durable files name.
 
     `whole` reads every segment from its beginning; otherwise what the mark covers is believed.
     """
+    # The mark first: beside a running bus the segments that it names are there when they are listed.
+    mark, mark_damaged = read_mark(fs, os.path.join(directory, naming.mark()))
     found = (naming.number(name) for name in list_or_empty(fs, directory))
     numbers = sorted(number for number in found if number is not None)
-    mark, mark_damaged = read_mark(fs, os.path.join(directory, naming.mark()))
     if mark is not None:
         # A crash between the mark of a deletion and the deletion itself.
         numbers = [number for number in numbers if number >= mark.first_segment] or numbers[-1:]
@@ -143,7 +162,7 @@ def examine(fs: FileSystem, directory: str, naming: Naming, *, named: int, whole
     expected = scan.last_offset + 1
     for index, number in enumerate(numbers):
         if index and number != numbers[index - 1] + 1:
-            first_missing = expected
+            first_missing = _last_in(scan, numbers[index - 1]) + 1
             return corrupt(numbers[index - 1] + 1, 0, f"segment {numbers[index - 1] + 1} is missing")
         if number < start:
             continue
@@ -190,6 +209,15 @@ def _trusted_place(scan: _Scan, numbers: list[int], mark: Mark | None, *, whole:
         head = mark.first
     scan.last_offset = (head or 1) - 1
     return whole_from, 0
+
+
+def _last_in(scan: _Scan, number: int) -> int:
+    """The last offset that can be read in a segment."""
+    reading = _Scan(scan.fs, scan.directory, scan.naming)
+    first = scan.head(number) or 1
+    reading.last_offset = first - 1
+    reading.segment(number, 0, first)
+    return reading.last_offset
 
 
 def _later_witness(scan: _Scan, number: int, first_missing: int) -> Record | None:
@@ -269,9 +297,15 @@ def open_log(
     if found.condition != "clean":
         _settle_tail(log, found)
     log.adopt(found.numbers, last_offset=found.last_offset, last_at=found.last_at, active_bytes=found.end)
-    log.first_offset = found.mark.first if found.mark is not None else _first_of(log)
+    try:
+        log.first_offset = found.mark.first if found.mark is not None else _first_of(log)
+    except CorruptLog as damage:
+        log.damage = damage
+        return log, replace(found, condition="corrupt", damage=damage)
     if found.condition != "clean":
         log.write_mark(sync=True)
+        if found.mark_damaged and found.mark is None:
+            log.write_mark(sync=True)  # both slots were bad, and two good ones are what the next bad bit needs
     if found.mark is not None:
         _finish_deletion(log, found.mark)
     return log, found

@@ -7,24 +7,37 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from events.persistence.codec import Record, encode_gap
-from events.persistence.files import FileSystem, OsFileSystem, list_or_empty, opened, read_all, write_all
+from events.persistence.codec import BadLine, Record, encode_gap
+from events.persistence.files import FileSystem, OsFileSystem, opened, read_all, write_all
 from events.persistence.mark import Mark, MarkFile, read_mark
-from events.persistence.named import named_offsets
+from events.persistence.named import Named, named_offsets
 from events.persistence.recovery import Examination, examine, salvage
-from events.persistence.segment import BLOCK_BYTES, Naming, read_blocks
+from events.persistence.segment import BLOCK_BYTES, Naming, line_at, read_blocks
 from events.persistence.store import LogName
-from events.persistence.workspace import Layout, Workspace, dlq_naming, list_spaces, list_topics, wal_naming
+from events.persistence.workspace import (
+    Layout,
+    Workspace,
+    dlq_naming,
+    journal_naming,
+    list_dead_letters,
+    list_journal_folders,
+    list_journals,
+    list_spaces,
+    list_topics,
+    wal_naming,
+)
 
 _TEMPORARY = ".repair"
+_LOOKS = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """A log and what a full read of it found."""
+    """A log and what a full read of it found. `kind` is its folder: `wal`, `dlq`, or that of a journal."""
 
     name: LogName
     kind: str
+    naming: Naming
     found: Examination
 
     @property
@@ -47,12 +60,8 @@ def verify(workspace: str | Path, *, fs: FileSystem | None = None) -> Iterator[V
     """Read every byte of every log. Needs no lock; beside a running bus a tail in flight shows as torn."""
     fs = fs or OsFileSystem()
     layout = Layout(workspace)
-    for space_id in list_spaces(fs, layout):
-        for topic in list_topics(fs, layout, space_id):
-            name = LogName(space_id, topic)
-            for kind, naming, named in _logs_of(fs, layout, name):
-                directory = layout.folder(space_id, kind)
-                yield Verified(name, kind, examine(fs, directory, naming, named=named, whole=True))
+    for name, kind, naming in _logs(fs, layout):
+        yield Verified(name, kind, naming, _examined(fs, layout, name, kind, naming))
 
 
 def repair(workspace: str | Path, *, accept_loss: bool = False, fs: FileSystem | None = None) -> list[Repaired]:
@@ -77,41 +86,62 @@ def repair(workspace: str | Path, *, accept_loss: bool = False, fs: FileSystem |
         held.release()
 
 
-def _logs_of(fs: FileSystem, layout: Layout, name: LogName) -> Iterator[tuple[str, Naming, int]]:
-    yield "wal", wal_naming(name.topic), named_offsets(fs, layout, name).highest
-    naming = dlq_naming(name.topic)
-    if any(naming.number(file_name) for file_name in list_or_empty(fs, layout.folder(name.space_id, "dlq"))):
-        yield "dlq", naming, 0
+def _logs(fs: FileSystem, layout: Layout) -> Iterator[tuple[LogName, str, Naming]]:
+    for space_id in list_spaces(fs, layout):
+        for topic in list_topics(fs, layout, space_id):
+            yield LogName(space_id, topic), "wal", wal_naming(topic)
+        for topic in list_dead_letters(fs, layout, space_id):
+            yield LogName(space_id, topic), "dlq", dlq_naming(topic)
+        for folder in list_journal_folders(fs, layout, space_id):
+            for journal in list_journals(fs, layout, space_id, folder):
+                yield LogName(space_id, journal), folder, journal_naming(journal)
+
+
+def _examined(fs: FileSystem, layout: Layout, name: LogName, kind: str, naming: Naming) -> Examination:
+    """Read a log whole. What a bus creates or deletes meanwhile is no damage: the mark tells, so look again."""
+    directory = layout.folder(name.space_id, kind)
+    mark_path = os.path.join(directory, naming.mark())
+    for _ in range(_LOOKS):
+        mark, _ = read_mark(fs, mark_path)
+        try:
+            found = examine(fs, directory, naming, named=_named(fs, layout, name, kind).highest, whole=True)
+        except FileNotFoundError:
+            if read_mark(fs, mark_path)[0] == mark:
+                raise
+            continue
+        if found.damage is None or read_mark(fs, mark_path)[0] == mark:
+            return found
+    return examine(fs, directory, naming, named=_named(fs, layout, name, kind).highest, whole=True)
+
+
+def _named(fs: FileSystem, layout: Layout, name: LogName, kind: str) -> Named:
+    return named_offsets(fs, layout, name) if kind == "wal" else Named(0, None)
 
 
 def _repair_log(fs: FileSystem, held: Workspace, verified: Verified) -> Repaired:
-    name, kind = verified.name, verified.kind
+    name, kind, naming, present = verified.name, verified.kind, verified.naming, verified.found.numbers
     directory = held.layout.folder(name.space_id, kind)
-    naming, named = next((n, named) for k, n, named in _logs_of(fs, held.layout, name) if k == kind)
+    named = _named(fs, held.layout, name, kind)
     mark, _ = read_mark(fs, os.path.join(directory, naming.mark()))
-    present = verified.found.numbers
-    first_number = mark.first_segment if mark is not None else present[0] if present else 1
-    numbers = range(first_number, max([first_number, *present]) + 1)
-    mark_file = MarkFile(fs, os.path.join(directory, naming.mark()), mark or Mark(log_id=os.urandom(16).hex()))
+    job = _Rebuild(fs, directory, naming, held.ensure(held.layout.aside))
+    if mark is None:
+        # Checkpoints must still mean this log, and a second run of this repair must begin where the first did.
+        first, first_number = job.first_in(present) or 1, present[0] if present else 1
+        mark = Mark(log_id=named.log_id or os.urandom(16).hex(), first=first, first_segment=first_number)
+    mark_file = MarkFile(fs, os.path.join(directory, naming.mark()), mark)
     for _ in range(2):  # both slots: no single bad one may hide that a repair is under way
         mark_file.write(replace(mark_file.mark, repairing=True), sync=True)
-    job = _Rebuild(fs, directory, naming, held.ensure(held.layout.aside))
-    job.expected = mark.first if mark is not None else 1
-    if mark is None and present:
-        job.expected = job.first_in(present) or 1
-    first = job.expected
-    for number in numbers:
+    job.expected = mark.first
+    last = max([mark.first_segment, *present])
+    for number in range(mark.first_segment, last + 1):
         following = [later for later in present if later > number]
-        is_last = number == numbers[-1]
-        end = max(named, mark.durable if mark is not None else 0) if is_last else None
-        job.segment(number, exists=number in present, following=following, through=end)
+        through = max(named.highest, mark.durable) if number == last else job.end_before(following, number)
+        job.segment(number, exists=number in present, through=through)
     done = replace(
         mark_file.mark,
         durable=job.expected - 1,
-        segment=numbers[-1],
+        segment=last,
         position=job.size,
-        first=first,
-        first_segment=first_number,
         at=job.last_at,
         repairing=False,
     )
@@ -142,9 +172,20 @@ class _Rebuild:
                     return record.offset
         return None
 
-    def segment(self, number: int, *, exists: bool, following: list[int], through: int | None) -> None:
-        """Check or rebuild one segment; `through` is the offset that the last one must reach."""
-        if exists and self._is_sound(number) and (through is None or self.expected > through):
+    def end_before(self, following: list[int], number: int) -> int:
+        """The offset that a segment must reach, by the segments that follow it; 0 where they do not tell."""
+        if following[0] == number + 1:
+            with opened(self._fs, self._path(number + 1)) as handle:
+                try:
+                    record = line_at(self._fs, handle, number + 1, 0, self._fs.size(handle))
+                except BadLine:
+                    record = None  # its own gap will say what is lost in between
+            return record.offset - 1 if record is not None else 0
+        return (self.first_in(following) or 1) - 1
+
+    def segment(self, number: int, *, exists: bool, through: int) -> None:
+        """Check or rebuild one segment; `through` is the offset that it must reach."""
+        if exists and self._passes(number, through):
             return
         path, temporary = self._path(number), self._path(number) + _TEMPORARY
         if os.path.basename(temporary) in self._fs.listdir(self._directory):
@@ -157,18 +198,15 @@ class _Rebuild:
                         if record.offset >= self.expected:
                             self._gap(target, record.offset - 1)
                             self._put(target, record)
-            elif (next_offset := self.first_in(following)) is not None:
-                self._gap(target, next_offset - 1)
-            if through is not None:
-                self._gap(target, through)
+            self._gap(target, through)
             self._fs.sync(target)
         if exists:
             self.kept_aside.append(self._copy_aside(path))
         self._fs.rename(temporary, path)
         self._fs.sync_directory(self._directory)
 
-    def _is_sound(self, number: int) -> bool:
-        """Whether every byte of a segment is a record that comes next. Moves on past it if so."""
+    def _passes(self, number: int, through: int) -> bool:
+        """Whether every byte of a segment is a record that comes next, and enough of them. Moves on past it if so."""
         expected, last_at = self.expected, self.last_at
         with opened(self._fs, self._path(number)) as handle:
             size = self._fs.size(handle)
@@ -176,6 +214,8 @@ class _Rebuild:
                 if block.bad is not None:
                     return False
                 expected, last_at = block.records[-1].last + 1, block.records[-1].at
+        if expected <= through:
+            return False
         self.expected, self.last_at, self.size = expected, last_at, size
         return True
 

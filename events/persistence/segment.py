@@ -10,6 +10,7 @@ from events.persistence.codec import BadLine, Record, decode_block, decode_line,
 from events.persistence.files import FileSystem, read_all
 
 BLOCK_BYTES: Final = 256 * 1024
+_FIRST_BLOCK_BYTES: Final = 16 * 1024
 _PROBE_BYTES: Final = 4096
 _HEAD_BYTES: Final = 64
 _SUFFIX: Final = ".jsonl"
@@ -69,12 +70,13 @@ def read_blocks(fs: FileSystem, handle: int, number: int, position: int, end: in
     The one way in which a log is read: serving, recovery, verify, repair and replay all come through here. It
     stops behind the first block that is bad; a last line without a newline is bad too ("cut short").
     """
-    rest = b""
+    rest, size = b"", _FIRST_BLOCK_BYTES
     while position + len(rest) < end:
         read_from = position + len(rest)
-        data = read_all(fs, handle, min(BLOCK_BYTES, end - read_from), read_from)
+        data = read_all(fs, handle, min(size, end - read_from), read_from)
         if not data:
             break
+        size = min(BLOCK_BYTES, 4 * size)  # whoever wants a single record does not pay for a thousand
         block = rest + data if rest else data
         records, taken, bad = decode_block(block, expected, number, position)
         position += taken

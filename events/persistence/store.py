@@ -35,7 +35,8 @@ class Attempts:
     """The attempts at one event: how many count, what they said, and when the next is due.
 
     `delay_ms` is what was waited for from the failure on: after a restart no clock can make it longer. `running`
-    was written before the handler started, so that the next process knows what this one died of (rule W6).
+    was written before the handler started, so that the next process knows what this one died of (rule W6), and
+    `alone` that nothing else ran with it. `spared` counts the deaths beside others that it was not charged for.
     """
 
     count: int = 0
@@ -43,6 +44,8 @@ class Attempts:
     delay_ms: int = 0
     errors: tuple[str, ...] = ()
     running: bool = False
+    alone: bool = False
+    spared: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +188,10 @@ class Store(Protocol):
 
     async def journal(self, space_id: str, folder: str, name: str) -> StoreLog:
         """A log of the bus's own, in a folder beside the others."""
+        ...
+
+    async def journals(self, space_id: str, folder: str) -> list[str]:
+        """The names of the journals that there are in a folder."""
         ...
 
     async def groups(self) -> list[GroupRecord]: ...

@@ -7,16 +7,17 @@ import os
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
+from weakref import WeakValueDictionary
 
 import anyio
 
 from events.clock import AnchoredClock, Clock
-from events.errors import CorruptLog
-from events.names import check_space, check_topic
+from events.errors import CorruptLog, StorageError
+from events.names import check_space
 from events.persistence.ballast import Ballast
 from events.persistence.checkpoints import (
     checkpoint_from,
@@ -25,7 +26,7 @@ from events.persistence.checkpoints import (
     group_to,
 )
 from events.persistence.committer import CommittedLog
-from events.persistence.documents import read_document, read_previous, remove_document, write_document
+from events.persistence.documents import Document, read_document, read_previous, remove_document, write_document
 from events.persistence.files import FileSystem, OsFileSystem, list_or_empty
 from events.persistence.handles import Handles
 from events.persistence.io import Io, IoThreads
@@ -35,7 +36,18 @@ from events.persistence.recovery import Examination, open_log
 from events.persistence.segment import Naming
 from events.persistence.store import Checkpoint, Durable, GroupRecord, LogName, StoreLog
 from events.persistence.tail import Tail
-from events.persistence.workspace import Layout, Workspace, dlq_naming, list_spaces, list_topics, wal_naming
+from events.persistence.workspace import (
+    Layout,
+    Workspace,
+    check_journal_folder,
+    dlq_naming,
+    journal_naming,
+    list_groups,
+    list_journals,
+    list_spaces,
+    list_topics,
+    wal_naming,
+)
 
 T = TypeVar("T")
 logger = logging.getLogger("events.store")
@@ -99,8 +111,11 @@ class WalStore:
         self._handles = Handles(self.fs, self.settings.max_open_files)
         self._logs: dict[tuple[str, str], CommittedLog | _Opening] = {}
         self._attended: set[CommittedLog] = set()
+        self._unsynced: dict[CommittedLog, None] = {}
         self._wake = anyio.Event()
         self._generations: dict[str, int] = {}
+        self._damaged: set[str] = set()
+        self._replacing: WeakValueDictionary[str, anyio.Lock] = WeakValueDictionary()
         self._groups: dict[str, GroupRecord] = {}
         self._reports: deque[tuple[LogName, Examination]] = deque(maxlen=_MAX_REPORTS)
         self._is_open = False
@@ -157,6 +172,15 @@ class WalStore:
             self._attended.add(log)
             self._wake.set()
 
+    def wrote_unsynced(self, log: CommittedLog) -> None:
+        """A log holds its file open until that is synced; when too many do, the one written to longest ago is."""
+        self._unsynced.pop(log, None)
+        self._unsynced[log] = None
+        if len(self._unsynced) > self.settings.max_open_files:
+            oldest = next(iter(self._unsynced))
+            del self._unsynced[oldest]
+            oldest.sync_soon()
+
     async def close(self) -> None:
         if not self._is_open:
             return
@@ -165,7 +189,7 @@ class WalStore:
             return  # all of it is the parent's
         for log in list(self._logs.values()):
             if isinstance(log, CommittedLog):
-                with suppress(OSError):  # it is poisoned then, and recovery will see to it
+                with suppress(OSError, StorageError):  # recovery will see to it; the lock must be given back
                     await log.close()
         await self.io.run(self._close)
         self.io.stop()
@@ -204,10 +228,11 @@ class WalStore:
 
     async def journal(self, space_id: str, folder: str, name: str) -> StoreLog:
         check_space(space_id)
-        for part in name.split("__"):
-            check_topic(part)
-        log_name = LogName(space_id, name)
-        return await self._opened((space_id, f"{check_topic(folder)}/{name}"), log_name, folder, Naming(name))
+        log_name, naming = LogName(space_id, name), journal_naming(name)
+        return await self._opened((space_id, f"{check_journal_folder(folder)}/{name}"), log_name, folder, naming)
+
+    async def journals(self, space_id: str, folder: str) -> list[str]:
+        return await self.run_blocking(lambda: list_journals(self.fs, self.layout, space_id, folder))
 
     async def _opened(self, key: tuple[str, str], name: LogName, folder: str, naming: Naming) -> CommittedLog:
         while True:
@@ -239,16 +264,18 @@ class WalStore:
         if folder == "wal":
             self._workspace.refuse_twin_topic(name.space_id, name.topic)
         directory = self._workspace.ensure_folder(name.space_id, folder)
-        named, log_id = 0, None
+        named, log_id, limits = 0, None, self.settings.limits
         if folder == "wal":
             named, log_id = named_offsets(self.fs, self.layout, name, self._groups)
+        elif folder == "dlq":
+            limits = replace(limits, sync="always")  # a dead letter is on disk before its event settles (rule W10)
         aside = self._workspace.ensure(self.layout.aside)
         return open_log(
             self.fs,
             self._handles,
             directory,
             naming,
-            self.settings.limits,
+            limits,
             named=named,
             log_id=log_id,
             aside=aside,
@@ -267,10 +294,8 @@ class WalStore:
     # -- groups and checkpoints --------------------------------------------------------------------------------
 
     def _load_groups(self) -> None:
-        for file_name in list_or_empty(self.fs, self.layout.groups):
-            if not file_name.endswith(".json"):
-                continue
-            path = os.path.join(self.layout.groups, file_name)
+        self.fs.sync_directory(self.layout.groups)  # who wrote them may have been killed before its own sync
+        for path in list_groups(self.fs, self.layout):
             document, damaged = read_document(self.fs, path)
             if document is None:
                 if damaged:
@@ -279,12 +304,13 @@ class WalStore:
                 continue
             record = group_from(document.data)
             self._groups[record.name] = record
-            self._generations[path] = document.generation
+            self._remember(path, document, damaged=damaged)
 
     async def groups(self) -> list[GroupRecord]:
         return list(self._groups.values())
 
     async def save_group(self, record: GroupRecord) -> None:
+        self._workspace.refuse_twin_group(record.name, self._groups)
         await self._replace(self.layout.group(record.name), group_to(record))
         self._groups[record.name] = record
 
@@ -305,11 +331,11 @@ class WalStore:
     async def load_checkpoint(self, name: LogName, group: str) -> Checkpoint | None:
         path = self.layout.checkpoint(*name, group)
         document, damaged = await self.run_blocking(lambda: read_document(self.fs, path))
-        if damaged or (document is not None and document.is_previous):
+        if damaged:  # a current copy that is merely missing is what a crash between two renames leaves
             logger.warning("a checkpoint was unreadable; resuming from %s", path + ".prev" if document else "the start")
         if document is None:
             return None
-        self._generations[path] = document.generation
+        self._remember(path, document, damaged=damaged)
         checkpoint = checkpoint_from(document.data)
         log = await self.log(name)
         return checkpoint if checkpoint.log_id == log.log_id else None
@@ -323,24 +349,33 @@ class WalStore:
 
     async def settled_by(self, name: LogName, group: str) -> int:
         path = self.layout.checkpoint(*name, group)
-        return await self.run_blocking(lambda: self._settled_by(path))
+        log_id = (await self.log(name)).log_id
+        return await self.run_blocking(lambda: self._settled_by(path, log_id))
 
-    def _settled_by(self, path: str) -> int:
+    def _settled_by(self, path: str, log_id: str) -> int:
         current, previous = read_document(self.fs, path)[0], read_previous(self.fs, path)
         if current is None or (previous is None and current.generation > 1):
             return 0
-        copies = [document for document in (current, previous) if document is not None]
-        return min(checkpoint_from(document.data).committed for document in copies)
+        copies = [checkpoint_from(document.data) for document in (current, previous) if document is not None]
+        return min(checkpoint.committed if checkpoint.log_id == log_id else 0 for checkpoint in copies)
 
     async def _replace(self, path: str, data: Mapping[str, Any]) -> None:
         self.check_writable()
-        generation = self._generations.get(path, 0) + 1
-        self._generations[path] = generation
+        async with self._replacing.setdefault(path, anyio.Lock()):  # two at once would share the temporary file
+            generation = self._generations.get(path, 0) + 1
+            self._generations[path] = generation
 
-        def replace() -> None:
-            write_document(self.fs, path, data, generation)
+            def replace() -> None:
+                write_document(self.fs, path, data, generation, keep_current=path not in self._damaged)
 
-        await self.run_blocking(lambda: self.ballast.spent_on(replace))
+            await self.run_blocking(lambda: self.ballast.spent_on(replace))
+            self._damaged.discard(path)
+
+    def _remember(self, path: str, document: Document, *, damaged: bool) -> None:
+        """Go on from a document's generation; a damaged one must not push out the copy that stood in for it."""
+        self._generations[path] = document.generation
+        if damaged:
+            self._damaged.add(path)
 
     # -- a full disk -------------------------------------------------------------------------------------------
 

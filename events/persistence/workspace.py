@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import time
 import weakref
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from events.errors import ForkedProcess, InvalidMessage, ReadOnly, UnsupportedPlatform, WorkspaceLocked
-from events.names import check_group, check_topic, escape_space, unescape_space
+from events.names import check_group, check_space, check_topic, escape_space, unescape_space
+from events.persistence.documents import SUFFIX, list_documents
 from events.persistence.files import FileSystem, list_or_empty, make_directories, make_directory, read_file, write_all
 from events.persistence.segment import Naming, stem_of
 
 BUS_DIRECTORY: Final = ".bus"
 _LOCK: Final = "lock"
+_LOG_FOLDERS: Final = frozenset({"wal", "offsets", "dlq"})
+_DEAD_LETTERS: Final = re.compile(r"(?P<topic>.+)\.dlq(?:\.\d{8,})?\.jsonl", re.ASCII).fullmatch
 _MAX_LOCK_BYTES: Final = 4096
 _LOCK_TRIES: Final = 40
 _LOCK_PAUSE_S: Final = 0.005
@@ -37,7 +42,7 @@ class Layout:
 
     def space(self, space_id: str) -> str:
         """The directory of a space."""
-        return os.path.join(self.spaces, escape_space(space_id))
+        return os.path.join(self.spaces, escape_space(check_space(space_id)))
 
     def folder(self, space_id: str, kind: str) -> str:
         """A folder of a space: `wal`, `offsets`, `dlq`, `gate` and what else must last."""
@@ -62,6 +67,20 @@ def dlq_naming(topic: str) -> Naming:
     return Naming(f"{check_topic(topic)}.dlq", first_is_bare=True)
 
 
+def journal_naming(name: str) -> Naming:
+    """How the segments of a journal are called; its name is made of names, joined by `__`."""
+    for part in name.split("__"):
+        check_topic(part)
+    return Naming(name)
+
+
+def check_journal_folder(folder: str) -> str:
+    """The folder of a journal, or `InvalidMessage` for one in which others write."""
+    if folder in _LOG_FOLDERS:
+        raise InvalidMessage("folder", folder, "a journal has a folder of its own")
+    return check_topic(folder)
+
+
 def list_spaces(fs: FileSystem, layout: Layout) -> list[str]:
     """The spaces that there are. A directory that we did not name is not ours, and is passed over."""
     spaces: list[str] = []
@@ -76,9 +95,42 @@ def list_spaces(fs: FileSystem, layout: Layout) -> list[str]:
 def list_topics(fs: FileSystem, layout: Layout, space_id: str) -> list[str]:
     """The topics that have a log in a space."""
     names = list_or_empty(fs, layout.folder(space_id, "wal"))
-    stems = {stem_of(name) for name in names} - {None}
+    stems = {stem_of(name) for name in names}
     marked = {name[1 : -len(".mark.json")] for name in names if name.startswith(".") and name.endswith(".mark.json")}
-    return sorted({stem for stem in stems if stem is not None} | marked)
+    return sorted(stem for stem in (stems | marked) if stem is not None and _is_ours(check_topic, stem))
+
+
+def list_groups(fs: FileSystem, layout: Layout) -> list[str]:
+    """The paths of the group records that there are."""
+    names = list_documents(fs, layout.groups)
+    return [os.path.join(layout.groups, name) for name in names if _is_ours(check_group, name.removesuffix(SUFFIX))]
+
+
+def _is_ours(check: Callable[[str], str], name: str) -> bool:
+    """Whether a name in a directory is one that we would give; any other file there is somebody else's."""
+    try:
+        return bool(check(name))
+    except InvalidMessage:
+        return False
+
+
+def list_journals(fs: FileSystem, layout: Layout, space_id: str, folder: str) -> list[str]:
+    """The journals that the bus keeps in a folder of a space."""
+    stems = {stem_of(name) for name in list_or_empty(fs, layout.folder(space_id, folder))}
+    return sorted(stem for stem in stems if stem is not None and _is_ours(lambda name: journal_naming(name).stem, stem))
+
+
+def list_journal_folders(fs: FileSystem, layout: Layout, space_id: str) -> list[str]:
+    """The folders of a space in which the bus keeps journals."""
+    names = list_or_empty(fs, layout.space(space_id))
+    return [name for name in names if _is_ours(check_journal_folder, name)]
+
+
+def list_dead_letters(fs: FileSystem, layout: Layout, space_id: str) -> list[str]:
+    """The topics that have dead letters in a space."""
+    names = list_or_empty(fs, layout.folder(space_id, "dlq"))
+    topics = {match["topic"] for match in map(_DEAD_LETTERS, names) if match is not None}
+    return sorted(topic for topic in topics if _is_ours(check_topic, topic))
 
 
 class Workspace:
@@ -94,6 +146,7 @@ class Workspace:
         self._lock_handle: int | None = None
         self.is_forked = False
         self._made: set[str] = set()
+        self._synced: set[str] = set()
         self.folds_case = False
 
     def acquire(self) -> None:
@@ -102,8 +155,11 @@ class Workspace:
             raise UnsupportedPlatform("Windows", "flock, and an fsync for directories")
         layout = self.layout
         make_directories(self.fs, layout.workspace)
-        make_directory(self.fs, layout.root)
-        self.fs.listdir(layout.root)  # raises if it is a link, or no directory
+        with suppress(PermissionError):  # not ours to read, then somebody else made what is in it
+            self._sync_once(os.path.dirname(layout.workspace))
+        if not make_directory(self.fs, layout.root):
+            self.fs.listdir(layout.root)  # raises if it is a link, or no directory
+            self._sync_once(layout.workspace)
         self._lock_handle = take_lock(self.fs, layout)
         _open_workspaces.add(self)
         try:
@@ -126,7 +182,8 @@ class Workspace:
         if handle is not None:
             with suppress(OSError):  # the note is for people
                 self.fs.truncate(handle, 0)
-            self.fs.close(handle)
+            with suppress(OSError):  # the kernel has taken the lock back all the same
+                self.fs.close(handle)
 
     def check_writable(self) -> None:
         """Raise when this process is not, or no longer, the one that may write."""
@@ -144,10 +201,19 @@ class Workspace:
             self._refuse_twins(parent, os.path.basename(path))
             if not make_directory(self.fs, path):
                 self.fs.listdir(path)
+                self._sync_once(parent)
             if len(self._made) > 100_000:
                 self._made.clear()  # a cache, and nothing more
             self._made.add(path)
         return path
+
+    def _sync_once(self, directory: str) -> None:
+        """Make names durable that an earlier process gave: it may have been killed before its own sync."""
+        if directory not in self._synced:
+            self.fs.sync_directory(directory)
+            if len(self._synced) > 100_000:
+                self._synced.clear()
+            self._synced.add(directory)
 
     def ensure_folder(self, space_id: str, kind: str) -> str:
         """The folder of a space, there and durable."""
@@ -159,6 +225,13 @@ class Workspace:
             for other in list_topics(self.fs, self.layout, space_id):
                 if other != topic and other.casefold() == topic.casefold():
                     raise InvalidMessage("topic", topic, f"this file system cannot tell it from {other!r}")
+
+    def refuse_twin_group(self, group: str, others: Iterable[str]) -> None:
+        """Refuse a group that the file system would merge with another (rule F3)."""
+        if self.folds_case:
+            for other in others:
+                if other != group and other.casefold() == group.casefold():
+                    raise InvalidMessage("group", group, f"this file system cannot tell it from {other!r}")
 
     def _refuse_twins(self, parent: str, name: str) -> None:
         if self.folds_case:
@@ -216,9 +289,10 @@ def read_holder(fs: FileSystem, layout: Layout) -> int | None:
     """The pid that the lock file names, for people; the lock itself is the kernel's."""
     raw = read_file(fs, layout.lock, _MAX_LOCK_BYTES)
     try:
-        pid = json.loads(raw or b"{}").get("pid")
+        note = json.loads(raw or b"{}")
     except ValueError:
         return None
+    pid = note.get("pid") if isinstance(note, dict) else None
     return pid if isinstance(pid, int) else None
 
 

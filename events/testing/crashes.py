@@ -7,13 +7,17 @@ with everything else kept and once with everything else lost, and a seeded sampl
 from __future__ import annotations
 
 import math
+import os
 import random
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from itertools import product
 
 from events.testing.images import DROPPED, Choice, Fate, Image, Unsynced
 from events.testing.simulated import SimulatedFileSystem, crashed
+
+Spared = AbstractSet[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,15 +62,25 @@ def _cuts(data: bytes, count: int) -> list[int]:
     return list(dict.fromkeys(place for place in places if 0 < place < size))[:count]
 
 
-def choices(image: Image, *, limit: int, cuts: int = 3, seed: int = 0) -> Iterator[Choice]:
-    """Up to about `limit` choices for a crash at one moment; the same ones every time."""
-    options = [fates(change, cuts) for change in image.unsynced()]
+def _is_spared(change: Unsynced, spared: Spared) -> bool:
+    return change.kind != "names" and os.path.basename(change.path) in spared
+
+
+def choices(
+    image: Image, *, limit: int, cuts: int = 3, seed: int = 0, spared: Spared = frozenset()
+) -> Iterator[Choice]:
+    """Up to about `limit` choices for a crash at one moment; the same ones every time.
+
+    Files of the names in `spared` lose nothing: what stands in them means nothing.
+    """
+    changes = image.unsynced()
+    options = [fates(change, cuts)[: 1 if _is_spared(change, spared) else None] for change in changes]
     if math.prod(map(len, options)) <= limit:
         yield from product(*options)
         return
     tried: set[Choice] = set()
     for rest in (0, 1):  # the others all kept, then all lost
-        base = [option[rest] for option in options]
+        base = [option[min(rest, len(option) - 1)] for option in options]
         for index, option in enumerate(options):
             for fate in option:
                 tried.add((*base[:index], fate, *base[index + 1 :]))
@@ -85,6 +99,7 @@ def crash_states(
     limit: int = 64,
     cuts: int = 3,
     seed: int = 0,
+    spared: Spared = frozenset(),
     promised: Callable[[int], Hashable] = lambda moment: None,
     seen: set[tuple[bytes, Hashable]] | None = None,
     moments: Iterable[int] | None = None,
@@ -97,7 +112,7 @@ def crash_states(
     seen = set() if seen is None else seen
     for moment in range(len(history)) if moments is None else moments:
         image, promises = history[moment], promised(moment)
-        for choice in choices(image, limit=limit, cuts=cuts, seed=seed + moment):
+        for choice in choices(image, limit=limit, cuts=cuts, seed=seed + moment, spared=spared):
             fs = crashed(image, choice)
             digest = fs.digest()
             if (digest, promises) not in seen:

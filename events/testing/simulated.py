@@ -102,7 +102,7 @@ class _Directory:
 
 
 class SimulatedFileSystem:
-    """Implements `events.persistence.files.FileSystem`. Starts empty, or with what the disk of an image holds.
+    """Implements `events.persistence.files.FileSystem`. Starts empty, or as the next process finds an image.
 
     `calls` counts every call, by name; `history` gets an image after each call that changed something, if `records`
     is set. `capacity_bytes` makes writes fail with ENOSPC beyond it; `folds_case` takes `A` and `a` for one name.
@@ -123,7 +123,7 @@ class SimulatedFileSystem:
         self._faults: list[_Armed] = []
         if image is not None:
             self._folds_case = image.folds_case
-            self._adopt(image.nodes)
+            self._adopt(image)
         self._next_node = max(self._nodes) + 1
 
     # -- what a test does with it ------------------------------------------------------------------------------
@@ -408,18 +408,27 @@ class SimulatedFileSystem:
             if isinstance(node, _Directory):
                 waiting += [(f"{path}/{name}", child) for name, child in sorted(node.names.items(), reverse=True)]
 
-    def _adopt(self, images: Mapping[int, FileImage | DirectoryImage]) -> None:
-        """Take over what is on the disk of an image: nothing that only a lost name led to."""
+    def _adopt(self, image: Image) -> None:
+        """Take over an image: the process is another one, so what was not synced is still there, and still not."""
         waiting = [("/", _ROOT)]
         while waiting:
             path, number = waiting.pop()
-            image = images[number]
-            if isinstance(image, FileImage):
-                self._nodes[number] = _File(image.label, image.disk)
+            found = image.nodes[number]
+            if isinstance(found, FileImage):
+                file = self._nodes[number] = _File(found.label, found.disk)
+                if found.pending:
+                    file.pending = found.pending
+                    file.cache = with_changes(found.disk, found.pending, [whole(change) for change in found.pending])
                 continue
-            self._nodes[number] = _Directory(image.label, image.disk)
+            directory = self._nodes[number] = _Directory(found.label, found.disk)
+            if found.pending:
+                directory.pending = found.pending
+                directory.names = dict(with_names(found.disk, found.pending))
             self._directories[self._folded(path)] = number
-            waiting += [(os.path.join(path, name), child) for name, child in image.disk.items()]
+            # Also what was named in between: another process may have it open, and a crash may bring it back.
+            named = [(change.name, change.node) for change in found.pending if change.name is not None]
+            named += [*found.disk.items(), *directory.names.items()]
+            waiting += [(os.path.join(path, name), child) for name, child in named]
 
 
 def crashed(image: Image, choice: Sequence[Fate] = ()) -> SimulatedFileSystem:
