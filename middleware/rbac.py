@@ -69,7 +69,6 @@ class RBACMiddleware:
         topic: str,
         space_id: str,
         meta: EventMeta | None = None,
-        *,
         capabilities: Collection[str] = frozenset(),
     ) -> None:
         """Return when allowed, raise `Denied` on a definite no; see `events.contracts.Authoriser`."""

@@ -7,7 +7,9 @@ General layout, from the bytes upwards:
     rules.py      policy.csv: the grammar of its lines, reading and writing
     judge.py      casbin, and the checks without which it fails open
     rbac.py       decisions, their cache and their explanation
+    tables.py     the tables of a TOML policy, and where each problem in them stands
     topics.py     topics.toml: the settings of each topic
+    attention.py  attention.toml: what deserves processing now
 
 Nothing is imported here, so that reading a packaged file does not load casbin.
 """

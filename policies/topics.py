@@ -9,21 +9,19 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
-import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Final, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, ValidationError
+from pydantic import AfterValidator, Field, Strict
 
-from events.errors import shown
 from events.names import topic_matches
 from events.types import Priority, SecurityBand
-from policies.files import Line, PolicyError, Reloading, Source, whole_text
+from policies.files import Line, Reloading, Source
 from policies.matching import EVERYTHING, topics_overlap
-from policies.rules import check_principal, check_topic_glob, did_you_mean
+from policies.rules import check_principal, check_topic_glob
+from policies.tables import Table, TableReader
 
 _CACHED_TOPICS: Final = 4_096
 
@@ -44,11 +42,7 @@ Principal = Annotated[str, Strict(), AfterValidator(_principal)]
 TopicGlob = Annotated[str, Strict(), AfterValidator(_glob)]
 
 
-class _Table(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class TopicPolicy(_Table):
+class TopicPolicy(Table):
     """The settings of a topic. None: not set here."""
 
     allow: frozenset[Principal] | None = None
@@ -67,7 +61,7 @@ class TopicPolicy(_Table):
     redaction_bands: frozenset[SecurityBand] | None = None
 
 
-class Topology(_Table):
+class Topology(Table):
     """Which topics there may be at all (rule W16)."""
 
     strict: Annotated[bool, Strict()] = False
@@ -91,7 +85,7 @@ class TopicTables:
 
     def __init__(self, data: bytes, file: str) -> None:
         self.digest = hashlib.sha256(data).hexdigest()
-        reader = _Reader(whole_text(data, file), file)
+        reader = _Reader(data, file)
         self.topology = reader.topology()
         tables = sorted(reader.tables(), key=lambda entry: specificity(entry[0]), reverse=True)
         self._tables: Sequence[tuple[str, TopicPolicy]] = tables
@@ -151,105 +145,27 @@ def specificity(pattern: str) -> tuple[int, ...]:
     return ("*" not in pattern, *(ranks.get(segment, 2) for segment in segments))
 
 
-TableT = TypeVar("TableT", bound=_Table)
+class _Reader(TableReader):
+    """Reads topics.toml."""
 
-
-class _Reader:
-    """Reads the tables of a file, and says of each problem where it stands."""
-
-    def __init__(self, text: str, file: str) -> None:
-        self._text, self._file = text, file
-        try:
-            self._data = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
-            # Positions became attributes of the error only in Python 3.14.
-            problem, line, column = _toml_problem(str(error))
-            raise PolicyError(file, line, problem, column=column) from None
-        self._positions = _positions(text)
-        self._check_keys((), self._data, ["topics", "topology"])
+    tops = ("topics", "topology")
+    said_better: ClassVar[Mapping[str, str]] = {
+        "allow": "a list of subjects and roles",
+        "priority": "a whole number from 0 to 100, or low, normal, high or critical",
+        "band": "a band is GREEN, AMBER, RED or BLACK",
+        "redaction_bands": "a list of GREEN, AMBER, RED, BLACK",
+    }
 
     def topology(self) -> Topology:
-        table = self._table(Topology, self._data.get("topology", {}), ("topology",))
+        table = self.table(Topology, "topology")
         if table.strict and not table.topics:
-            raise self._error(("topology", "strict"), "a strict topology needs 'topics', or nothing can be used")
+            raise self.error(("topology", "strict"), "a strict topology needs 'topics', or nothing can be used")
         return table
 
     def tables(self) -> Iterator[tuple[str, TopicPolicy]]:
-        for pattern, values in self._expect_table(("topics",), self._data.get("topics", {})).items():
-            path = ("topics", pattern)
+        for pattern in self.values("topics"):
             try:
                 check_topic_glob(pattern)
             except ValueError as error:
-                raise self._error(path, str(error)) from None
-            yield pattern, self._table(TopicPolicy, values, path)
-
-    def line(self, *path: str) -> Line:
-        number, _ = self._position(path)
-        return Line(self._file, number, self._text.split("\n")[number - 1].strip())
-
-    def _table(self, model: type[TableT], found: object, path: tuple[str, ...]) -> TableT:
-        values = self._expect_table(path, found)
-        self._check_keys(path, values, model.model_fields)
-        try:
-            return model.model_validate(values)
-        except ValidationError as error:
-            first = error.errors(include_url=False, include_context=False)[0]
-            key = str(first["loc"][0])
-            ours, said = first["type"] == "value_error", first["msg"].removeprefix("Value error, ")
-            rule = said if ours else _SAID_BETTER.get(key) or said[:1].lower() + said[1:]
-            raise self._error((*path, key), f"{key}: found {shown(values[key])}; {rule}") from None
-
-    def _expect_table(self, path: tuple[str, ...], found: object) -> Mapping[str, Any]:
-        if not isinstance(found, dict):
-            raise self._error(path, f"found {shown(found)}; this is a table of settings")
-        return found
-
-    def _check_keys(self, path: tuple[str, ...], values: Mapping[str, Any], known: Iterable[str]) -> None:
-        names = list(known)
-        for key in values:
-            if key not in names:
-                hint = did_you_mean(key, names) or f". There are {', '.join(names)}"
-                raise self._error((*path, key), f"no such setting {shown(key)}{hint}")
-
-    def _position(self, path: tuple[str, ...]) -> tuple[int, int]:
-        while path and path not in self._positions:
-            path = path[:-1]
-        return self._positions.get(path, (1, 1))
-
-    def _error(self, path: tuple[str, ...], problem: str) -> PolicyError:
-        line, column = self._position(path)
-        return PolicyError(self._file, line, problem, column=column)
-
-
-_SAID_BETTER: Final = {
-    "allow": "a list of subjects and roles",
-    "priority": "a whole number from 0 to 100, or low, normal, high or critical",
-    "band": "a band is GREEN, AMBER, RED or BLACK",
-    "redaction_bands": "a list of GREEN, AMBER, RED, BLACK",
-}
-_PART: Final = r"""(?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*')"""
-_KEY: Final = rf"({_PART}(?:[ \t]*\.[ \t]*{_PART})*)[ \t]*"
-_header = re.compile(rf"[ \t]*\[[ \t]*{_KEY}\][ \t]*(?:#.*)?$").match
-_assignment = re.compile(rf"[ \t]*{_KEY}=").match
-
-
-def _positions(text: str) -> dict[tuple[str, ...], tuple[int, int]]:
-    """Line and column of each key, since tomllib does not tell; of an inline table, where it begins."""
-    positions: dict[tuple[str, ...], tuple[int, int]] = {}
-    table: tuple[str, ...] = ()
-    for number, content in enumerate(text.replace("\r\n", "\n").split("\n"), 1):
-        header = _header(content)
-        found = header or _assignment(content)
-        if found is None:
-            continue
-        parts = tuple(part.strip("\"'") for part in re.findall(_PART, found[1]))
-        path = parts if header else (*table, *parts)
-        table = parts if header else table
-        for length in range(1, len(path) + 1):
-            positions.setdefault(path[:length], (number, found.start(1) + 1))
-    return positions
-
-
-def _toml_problem(message: str) -> tuple[str, int | None, int | None]:
-    found = re.fullmatch(r"(.*) \(at line (\d+), column (\d+)\)", message, re.DOTALL)
-    return (found[1], int(found[2]), int(found[3])) if found else (message, None, None)
+                raise self.error(("topics", pattern), str(error)) from None
+            yield pattern, self.table(TopicPolicy, "topics", pattern)
