@@ -9,13 +9,15 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import anyio
 from anyio.abc import TaskGroup
 
+from events.attention.keeper import Gatekeeper
 from events.attention_gate import Gate
 from events.chain import check_order, compose
 from events.checkpointer import Checkpointer
@@ -25,7 +27,7 @@ from events.contracts import Action, Filter, Hop, HopResult, Middleware
 from events.dispatcher import Dispatcher
 from events.dlq import DLQInspector
 from events.errors import BusClosed, BusError, Denied, GroupConflict, InvalidMessage, PayloadTooLarge, UnknownGroup
-from events.group import Group, GroupOptions
+from events.group import Group, GroupOptions, checked_options
 from events.handlers import HandlerShape, Pipeline
 from events.maintenance import Maintenance
 from events.names import check_space, check_topic_pattern, topic_matches
@@ -33,7 +35,7 @@ from events.persistence.codec import event_members
 from events.persistence.store import Entry, GroupRecord, LogName, Store, StoreLog
 from events.persistence.wal import WalStore
 from events.replay import ReplayRecord, replay
-from events.runtime import spawn_root
+from events.runtime import sole_error, spawn_root
 from events.services import Services, runs_bus_code
 from events.signals import Signal
 from events.solo import Solo
@@ -41,6 +43,9 @@ from events.subscription import Start, Subscription, SubscriptionRegistry, start
 from events.surface import Identity, Surface
 from events.types import Event, EventMeta, EventType, Receipt
 from events.validation import Draft, Topology, checked, payload_of
+
+if TYPE_CHECKING:
+    from events.attention.inspector import AttentionInspector
 
 logger = logging.getLogger("events.bus")
 
@@ -95,7 +100,7 @@ class EventBus(Surface):
         check_order(self._middlewares)
         self._store: Store = store if store is not None else WalStore(self.workspace, self.config.wal)
         self._clock: Clock = getattr(self._store, "clock", None) or AnchoredClock()
-        self._gate = gate
+        self._keeper = Gatekeeper(gate) if gate is not None else None
         self._registry = registry
         self._topology = Topology(self.config.strict_topics)
         self._dispatcher = Dispatcher(self._clock)
@@ -104,7 +109,9 @@ class EventBus(Surface):
         self._state = _State.NEW
         self._published = 0
         self._subscriptions: dict[str, list[Subscription]] = {}
+        self._pipelines: dict[str, Pipeline] = {}
         self._subscribing = anyio.Lock()
+        self._changing_dead_letters = anyio.Lock()
         self._ready = anyio.Event()
         self._stop = anyio.Event()
         self._finished = anyio.Event()
@@ -149,8 +156,8 @@ class EventBus(Surface):
             return
         if self._state in (_State.NEW, _State.STARTING):
             await self.start()
-        elif not (self._state is _State.CLOSING and runs_bus_code.get()):
-            raise BusClosed(attempted)
+        elif not (attempted == "publish" and self._state is _State.CLOSING and self._services.runs_caller):
+            raise BusClosed(attempted) from self._failure
 
     async def _main(self) -> None:
         """The root task: everything that the bus runs is below it."""
@@ -168,19 +175,20 @@ class EventBus(Surface):
                 with anyio.CancelScope(shield=True):
                     await self._store.close()
         finally:
+            if self._registry is not None:
+                self._registry.detach(self._subscribe_soon)
             self._state = _State.CLOSED
             self._ready.set()
             self._finished.set()
 
     def _failed(self, error: BaseException) -> None:
-        while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
-            error = error.exceptions[0]
-        self._failure = error
+        self._failure = error = sole_error(error)
         logger.error("the bus stopped: %s", error, exc_info=error)
 
     def _hooks(self, name: str) -> list[Callable[..., Any]]:
-        """What the middlewares offer under an optional name of their contract, outermost first."""
-        return [hook for one in self._middlewares if (hook := getattr(one, name, None)) is not None]
+        """What the middlewares and the gate offer under an optional name of their contract, outermost first."""
+        plugged = (*self._middlewares, self._keeper)
+        return [hook for one in plugged if (hook := getattr(one, name, None)) is not None]
 
     async def _set_up(self) -> None:
         for attach in self._hooks("attach"):
@@ -194,7 +202,7 @@ class EventBus(Surface):
             checkpointer=checkpointer,
             solo=Solo(self._clock),
             threads=anyio.CapacityLimiter(self.config.sync_handler_threads),
-            gate=self._gate,
+            keeper=self._keeper,
             changed=self._changed.tell,
             observers=self._hooks("settled"),
         )
@@ -202,10 +210,15 @@ class EventBus(Surface):
         self._tasks.start_soon(self.maintenance.run)
         for begin in self._hooks("start"):
             await begin()
+        if self._keeper is not None:
+            self._tasks.start_soon(self._keeper.run, self._services)
         if self._registry is not None:
             for subscription in self._registry:
                 await self._subscribe(_NOBODY, subscription)
-            self._registry.attach(lambda subscription: self._tasks.start_soon(self._subscribe_late, subscription))
+            self._registry.attach(self._subscribe_soon)
+
+    def _subscribe_soon(self, subscription: Subscription) -> None:
+        self._tasks.start_soon(self._subscribe_late, subscription)
 
     async def _subscribe_late(self, subscription: Subscription) -> None:
         try:
@@ -229,20 +242,23 @@ class EventBus(Surface):
         if self._state is _State.RUNNING:
             self._state = _State.CLOSING
             self._tasks.start_soon(self._shut_down, timeout_s)
-        if not runs_bus_code.get():
+        if not (self._state is _State.CLOSING and self._services.runs_caller):
             await self._finished.wait()
 
     async def _shut_down(self, timeout_s: float) -> None:
-        groups = list(self._dispatcher.groups.values())
+        async with self._subscribing:  # whoever is just subscribing is stopped with the others
+            groups = list(self._dispatcher.groups.values())
         for group in groups:
             group.drain()
         deadline = self._clock.monotonic() + timeout_s
         while any(group.window.inflight for group in groups) and self._clock.monotonic() < deadline:
             await self._clock.wait(self._changed.next, min(0.5, deadline - self._clock.monotonic()))
-        for group in groups:
-            await self._stop_group(group)
-        for end in self._hooks("close"):
-            await end()
+        ends: list[Callable[[], Any]] = [*(partial(self._stop_group, group) for group in groups), *self._hooks("close")]
+        for end in ends:
+            try:
+                await end()
+            except Exception as error:  # the others still have something to save
+                logger.error("the bus closes in spite of an error: %s", error, exc_info=error)
         self._stop.set()
 
     async def __aenter__(self) -> Self:
@@ -256,13 +272,25 @@ class EventBus(Surface):
             await self.close()
 
     async def run_until_terminated(self, timeout_s: float = 30.0) -> None:
-        """Serve until SIGTERM or SIGINT, then close as `close` does: the last line of a small application."""
+        """Serve until SIGTERM or SIGINT, then close as `close` does: the last line of a small application.
+
+        Returns too when somebody else closed the bus, and raises what stopped it when it stopped by itself.
+        """
         await self._ensure_running("run")
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._wait_for_signal, tasks.cancel_scope)
+            await self._finished.wait()
+            tasks.cancel_scope.cancel()
+        await self.close(timeout_s)
+        if self._failure is not None:
+            raise self._failure
+
+    async def _wait_for_signal(self, waiting: anyio.CancelScope) -> None:
         with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
             async for received in signals:
                 logger.info("closing on %s", received.name)
-                break
-        await self.close(timeout_s)
+                waiting.cancel()
+                return
 
     # -- publishing: steps 1 to 4 ------------------------------------------------------------------------------
 
@@ -353,28 +381,43 @@ class EventBus(Surface):
 
     async def _subscribe(self, identity: Identity, subscription: Subscription) -> None:
         async with self._subscribing:
+            if self._state in (_State.CLOSING, _State.CLOSED):
+                raise BusClosed("subscribe")
             for action in _CONSUMING:
                 self.authorise(identity, action, subscription.topic, subscription.space)
             described = tuple(one.describe() for one in subscription.filters)
             group = self._dispatcher.groups.get(subscription.group)
             options = self._options(subscription)
+            pipeline = self._pipeline(identity, subscription, options if group is None else group.options)
             if group is not None:
                 _check_same(group.record, subscription, described)
-                group.workers.add(options.workers)
+                group.workers.add(pipeline, options.workers)
             else:
-                self._topology.subscribe(subscription.topic, subscription.group)
-                await self._start_group(identity, subscription, described, options)
+                with self._topology.subscribing(subscription.topic, subscription.space, subscription.group):
+                    await self._start_group(subscription, described, options, pipeline)
+            self._pipelines[subscription.id] = pipeline
             self._subscriptions.setdefault(subscription.group, []).append(subscription)
             subscription.is_active = True
 
+    def _pipeline(self, identity: Identity, subscription: Subscription, options: GroupOptions) -> Pipeline:
+        return Pipeline(
+            HandlerShape.of(subscription.handler, batch=options.batch),
+            self._middlewares,
+            subscription.filters,
+            batch=options.batch,
+            subject=identity.subject,
+            capabilities=identity.capabilities,
+            group=subscription.group,
+            threads=self._services.threads,
+        )
+
     async def _start_group(
         self,
-        identity: Identity,
         subscription: Subscription,
         described: tuple[Mapping[str, Any], ...],
         options: GroupOptions,
+        pipeline: Pipeline,
     ) -> None:
-        shape = HandlerShape.of(subscription.handler, batch=options.batch)
         known = {record.name: record for record in await self._store.groups()}.get(subscription.group)
         if known is not None:
             _check_same(known, subscription, described)
@@ -382,22 +425,12 @@ class EventBus(Surface):
         else:
             record = await self._new_record(subscription, described)
         await self._store.save_group(record)
-        pipeline = Pipeline(
-            shape,
-            self._middlewares,
-            subscription.filters,
-            batch=options.batch,
-            subject=identity.subject,
-            capabilities=identity.capabilities,
-            group=record.name,
-            threads=self._services.threads,
-        )
         group = Group(self._services, record, options, pipeline, careful=known is not None and known.held)
         self._dispatcher.add(group)
         for name in await self._store.log_names():
             if group in self._dispatcher.groups_of(name):
                 group.want(name)
-        self._tasks.start_soon(group.run)
+        await self._tasks.start(group.run)
 
     async def _new_record(self, subscription: Subscription, described: tuple[Mapping[str, Any], ...]) -> GroupRecord:
         """A group is born: where it starts is fixed here and now, on disk, whatever happens next (rule W3)."""
@@ -428,16 +461,22 @@ class EventBus(Surface):
         policy = self.config.topic(subscription.topic)
         values = {name: _first(policy(name), getattr(self.config, name)) for name in known}
         values |= dict(subscription.settings)
-        for name in ("workers", "max_inflight", "max_parked", "batch"):
-            if not isinstance(values[name], int) or values[name] < 1:
-                raise InvalidMessage(name, values[name], f"{name} is a whole number of at least 1")
-        for name in ("backoff_base", "backoff_mult", "backoff_max", "max_retries"):
-            if values[name] < 0:
-                raise InvalidMessage(name, values[name], f"{name} is not negative")
-        return GroupOptions(**values)
+        return checked_options(values)
 
     async def unsubscribe(self, subscription: Subscription) -> None:
-        """Stop consuming with this subscription. The group stays on disk, and its place with it."""
+        """Stop consuming with this subscription. The group stays on disk, and its place with it.
+
+        From inside a handler it returns at once and happens behind it: nobody can wait for the end of oneself.
+        """
+        if subscription not in self._subscriptions.get(subscription.group, []):
+            return
+        if self._services.runs_caller:
+            self._retire(subscription)
+            self._tasks.start_soon(self._unsubscribe, subscription)
+        else:
+            await self._unsubscribe(subscription)
+
+    async def _unsubscribe(self, subscription: Subscription) -> None:
         async with self._subscribing:
             members = self._subscriptions.get(subscription.group, [])
             if subscription not in members:
@@ -448,28 +487,47 @@ class EventBus(Surface):
             if group is None:
                 return
             if members:
-                group.workers.remove(self._options(subscription).workers)
+                self._retire(subscription)
             else:
                 await self._stop_group(group)
+            self._pipelines.pop(subscription.id, None)
+
+    def _retire(self, subscription: Subscription) -> None:
+        """Have the workers of a subscription take nothing more."""
+        group, pipeline = self._dispatcher.groups.get(subscription.group), self._pipelines.get(subscription.id)
+        if group is not None and pipeline is not None:
+            group.workers.remove(pipeline)
 
     async def _stop_group(self, group: Group) -> None:
         """Stop, save what was settled, and note that the group ended in order."""
         self._dispatcher.remove(group)
+        self._topology.unsubscribe(group.record.topic)
         await group.stop()
         await self._services.checkpointer.flush()
+        self._services.checkpointer.forget(group)
         await self._store.save_group(replace(group.record, held=False))
 
     async def delete_group(self, group: str) -> None:
-        """Forget a group for good: its record, its place in every log. Its dead letters stay."""
+        """Forget a group for good: its record, its place in every log. Its dead letters stay.
+
+        From inside a handler it returns at once and happens behind it.
+        """
         await self._ensure_running("delete_group")
+        if group not in {record.name for record in await self._store.groups()}:
+            raise UnknownGroup(f"there is no group {group!r}")
+        if self._services.runs_caller:
+            self._tasks.start_soon(self._delete_group, group)
+        else:
+            await self._delete_group(group)
+
+    async def _delete_group(self, group: str) -> None:
         async with self._subscribing:
             running = self._dispatcher.groups.get(group)
             if running is not None:
                 await self._stop_group(running)
             for subscription in self._subscriptions.pop(group, []):
                 subscription.is_active = False
-            if group not in {record.name for record in await self._store.groups()}:
-                raise UnknownGroup(f"there is no group {group!r}")
+                self._pipelines.pop(subscription.id, None)
             await self._store.delete_group(group)
             for forget in self._hooks("forget_group"):
                 await forget(group)
@@ -512,6 +570,25 @@ class EventBus(Surface):
         """The dead letters of this bus; a retry starts at once."""
         return self.dlq_as(_NOBODY)
 
+    @property
+    def attention(self) -> AttentionInspector:
+        """What the attention gate decided, and why; and what another policy would have decided."""
+        return self.attention_as(_NOBODY)
+
+    def attention_as(self, identity: Identity) -> AttentionInspector:
+        """The gate's decisions as an identity may see them."""
+        from events.attention.inspector import AttentionInspector  # it knows filters, and the bus does not
+
+        return AttentionInspector(
+            store=self._store,
+            authorise=lambda action, name: self.authorise(identity, action, name.topic, name.space_id),
+            refresh=self._save_all,
+        )
+
+    async def _save_all(self) -> None:
+        await self._ensure_running("attention")
+        await self._services.checkpointer.flush()
+
     def dlq_as(self, identity: Identity) -> DLQInspector:
         """The dead letters as an identity may see them."""
 
@@ -526,6 +603,7 @@ class EventBus(Surface):
             clock=self._clock,
             retried=retried,
             authorise=lambda action, name: self.authorise(identity, action, name.topic, name.space_id),
+            changing=self._changing_dead_letters,
         )
 
     def authorise(
@@ -576,11 +654,14 @@ class EventBus(Surface):
         """Wait until every running group has settled everything that was published; whether that came in time."""
         await self._ensure_running("wait_settled")
         deadline = None if timeout_s is None else self._clock.monotonic() + timeout_s
-        while not all(group.is_settled for group in self._dispatcher.groups.values()):
-            left = None if deadline is None else deadline - self._clock.monotonic()
-            if left is not None and left <= 0:
-                return False
-            await self._clock.wait(self._changed.next, left)
+        groups = self._dispatcher.groups
+        while (busy := next((group for group in groups.values() if not group.is_settled), None)) is not None:
+            # One of them is watched at a time: asking all of them after every change would cost more than the change.
+            while groups.get(busy.name) is busy and not busy.is_settled:
+                left = None if deadline is None else deadline - self._clock.monotonic()
+                if left is not None and left <= 0:
+                    return False
+                await self._clock.wait(self._changed.next, left)
         return True
 
     def __repr__(self) -> str:

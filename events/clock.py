@@ -9,11 +9,13 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
+from collections.abc import Iterable
 from typing import Final, Protocol
 
 import anyio
 
 _JUMP_MS: Final = 500
+_NEAR_MS: Final = 1000
 _MAX_JUMPS: Final = 64
 
 
@@ -25,6 +27,22 @@ class Clock(Protocol):
     def corrected_ms(self, wall_ms: int, at_ms: int) -> int: ...
     async def sleep(self, seconds: float) -> None: ...
     async def wait(self, event: anyio.Event, timeout_s: float | None) -> bool: ...
+
+
+def free_of_jumps(jumps: Iterable[tuple[int, int]], wall_ms: int, at_ms: int) -> int:
+    """A wall-clock time that somebody noted around `at_ms`, by a clock whose jumps (since when, how far) are known.
+
+    Close to a jump it cannot be told which side of it the time was noted on: then it is the later one, so that
+    nothing is older than it might be.
+    """
+    before = 0
+    near: list[int] = []
+    for since, drift in jumps:
+        if since <= at_ms - _NEAR_MS:
+            before = drift
+        elif since <= at_ms + _NEAR_MS:
+            near.append(drift)
+    return wall_ms - min([before, *near])
 
 
 class AnchoredClock:
@@ -53,11 +71,7 @@ class AnchoredClock:
 
     def corrected_ms(self, wall_ms: int, at_ms: int) -> int:
         """A wall-clock time that somebody noted around `at_ms`, free of the jumps seen in this process."""
-        drift = 0
-        for since, seen in self._jumps:
-            if since <= at_ms:
-                drift = seen
-        return wall_ms - drift
+        return free_of_jumps(self._jumps, wall_ms, at_ms)
 
     async def sleep(self, seconds: float) -> None:
         """Wait; other tasks run."""

@@ -30,7 +30,8 @@ class BusConfig:
     up to `max_inflight` events that are queued or running, and `max_parked` offsets of events that back off, are
     deferred, or stand behind one that does. `settle_span` is how far beyond its last checkpoint a group may work: the
     most that must be handled with care after a crash. `topics` are policies by topic, which come before these; and
-    `compact` has the bus delete segments that every group has settled.
+    `compact` has the bus delete segments that every group has settled. `gate_journal_bytes` bounds what is kept of the
+    attention gate's decisions for each group of a topic, by whole segments.
     """
 
     wal: WalSettings = field(default_factory=WalSettings)
@@ -51,6 +52,7 @@ class BusConfig:
     checkpoint_interval_s: float = 0.1
     settle_span: int = 16_384
     max_deferrals: int = 10
+    gate_journal_bytes: int = 64 * 1024 * 1024
     max_error_chars: int = 500
     sync_handler_threads: int = 64
     read_bytes: int = 256 * 1024

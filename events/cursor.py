@@ -31,17 +31,21 @@ class Cursor:
         self.saved_highest = self.settled.highest
         self.suspects_through = 0
         self.solo: set[Place] = set()
+        self.is_stale = False  # the dead letters say more than the checkpoint does
         self.is_behind = False
         self.is_live = False
         self.is_reading = False
         self.saving = anyio.Lock()
+        self.save_calls = 0
+        self.saved_calls = 0
         self.appended = AppendTimes()
 
     @property
     def lag(self) -> int:
         """How many events of the log the group has not settled."""
         settled_above = sum(last - first + 1 for first, last in self.settled.ranges())
-        return self.log.next_offset - 1 - self.settled.committed - settled_above
+        # A group that begins at an offset still to come has settled more than there is.
+        return max(0, self.log.next_offset - 1 - self.settled.committed - settled_above)
 
     def age_s(self, offset: int, now_ms: int) -> float:
         """How long ago an event was appended; 0 for one that is still to come."""
@@ -131,6 +135,7 @@ async def read_dead_letters(store: Store, cursor: Cursor, group: str) -> None:
         cursor.dead_letters = entry.line
         if entry.group != group:
             continue
+        cursor.is_stale = True
         match entry:
             case Death(round=0):
                 cursor.settle(Place(entry.offset))

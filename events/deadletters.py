@@ -151,6 +151,12 @@ def decode_entry(record: Record) -> DlqEntry | None:
     return Death(line=record.offset, record=record, **{**data, "errors": tuple(data["errors"])})
 
 
+def appended_ms(record: Record, round: int) -> int:
+    """When an event was appended to its log; the record of a later round is its dead letter, which knows."""
+    death = decode_entry(record) if round else None
+    return death.appended_ms if isinstance(death, Death) else record.at
+
+
 async def read_entries(log: StoreLog, start: int = 1) -> AsyncIterator[DlqEntry]:
     """All lines of a dead-letter log from one on, oldest first."""
     position = max(start, log.first_offset)

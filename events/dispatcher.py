@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,8 @@ from events.persistence.store import LogName, StoreLog
 
 if TYPE_CHECKING:
     from events.group import Group
+
+logger = logging.getLogger("events.dispatcher")
 
 
 class Dispatcher:
@@ -59,7 +62,12 @@ class Dispatcher:
     def durable(self, log: StoreLog, records: Sequence[Record]) -> None:
         """A batch is on disk: step 5. Called by the store, in offset order, before the publishers hear of it."""
         for group in self.groups_of(log.name):
-            group.offer(log, records)
+            try:
+                group.offer(log, records)
+            except Exception:
+                # A fault of our own. The batch is durable all the same, and everybody else must hear of it.
+                where = {"group": group.name, "space": log.name.space_id, "topic": log.name.topic}
+                logger.exception("a group could not take a batch", extra=where)
 
     async def wait_room(self, name: LogName, timeout_s: float) -> None:
         """Return when every blocking group at the head of the log has some room; `QueueFull` when none comes."""

@@ -23,6 +23,7 @@ from events.names import topic_matches
 from events.persistence.reader import WorkspaceReader
 from events.persistence.store import LogName, Store
 from events.persistence.wal import WalStore
+from events.runtime import sole_error
 from events.types import Event
 
 _WRITE_TIMEOUT_S = 30.0
@@ -62,12 +63,15 @@ class DLQInspector:
         clock: Clock | None = None,
         retried: Retried = lambda name, death: None,
         authorise: Authorise = lambda action, name: None,
+        changing: anyio.Lock | None = None,
     ) -> None:
         self._workspace = "workspace" if workspace is None else workspace
         self._store = store
         self._clock = clock or AnchoredClock()
         self._retried = retried
         self._authorise = authorise
+        # Whoever changes something looks first: two at once would begin the same round twice.
+        self._changing = changing or anyio.Lock()
 
     async def list(
         self,
@@ -79,13 +83,13 @@ class DLQInspector:
         limit: int = 100,
     ) -> list[DeadLetterInfo]:
         """Dead letters, the latest first; `offset` and `limit` page through them."""
-        found = [info async for info in self._find(topic, space, group)]
-        found.sort(key=lambda info: (info.died_ms, info.offset), reverse=True)
-        return found[offset : offset + limit]
+        found = await self._find(topic, space, group)
+        latest_first = sorted(found, key=lambda info: (info.died_ms, info.offset), reverse=True)
+        return latest_first[offset : offset + limit]
 
     async def show(self, *, topic: str, space: str, group: str, offset: int) -> DeadLetterInfo:
         """One dead letter; `UnknownGroup` when there is none."""
-        async for info in self._find(topic, space, group):
+        for info in await self._find(topic, space, group):
             if info.offset == offset:
                 return info
         raise UnknownGroup(f"group {group!r} has no dead letter at offset {offset} of {topic!r} in space {space!r}")
@@ -105,7 +109,7 @@ class DLQInspector:
         dead letter whose retry is still under way is left alone.
         """
         retried = 0
-        async with self._opened() as store:
+        async with self._changing, self._opened() as store:
             for name in await self._names(store, topic, space):
                 self._authorise("dlq", name)
                 log = await store.dead_letters(name)
@@ -122,7 +126,7 @@ class DLQInspector:
     async def purge(self, *, older_than_s: float, topic: str = "*", space: str = "*", group: str | None = None) -> int:
         """Forget dead letters that died so long ago or longer, by when they died; how many there were."""
         purged = 0
-        async with self._opened() as store:
+        async with self._changing, self._opened() as store:
             for name in await self._names(store, topic, space):
                 self._authorise("dlq", name)
                 log = await store.dead_letters(name)
@@ -144,7 +148,7 @@ class DLQInspector:
         wanted = [name for name in await store.log_names() if _covers(topic, space, name)]
         return [name for name in wanted if await store.has_dead_letters(name)]
 
-    async def _find(self, topic: str, space: str, group: str | None) -> AsyncIterator[DeadLetterInfo]:
+    async def _find(self, topic: str, space: str, group: str | None) -> Sequence[DeadLetterInfo]:
         if self._store is None and await self._is_held():
             found = await anyio.to_thread.run_sync(self._look_from_outside, topic, space)
         else:
@@ -153,11 +157,14 @@ class DLQInspector:
                     (name, await open_deaths(await store.dead_letters(name)))
                     for name in await self._names(store, topic, space)
                 ]
-        for name, deaths in found:
+        for name, _ in found:
             self._authorise("dlq", name)
-            for key, death in deaths.deaths.items():
-                if group in (None, death.group):
-                    yield _info(name, death, is_retrying=key in deaths.retrying)
+        return [
+            _info(name, death, is_retrying=key in deaths.retrying)
+            for name, deaths in found
+            for key, death in deaths.deaths.items()
+            if group in (None, death.group)
+        ]
 
     async def _is_held(self) -> bool:
         return await anyio.to_thread.run_sync(WorkspaceReader(self._workspace).is_held)
@@ -190,6 +197,8 @@ class DLQInspector:
                     yield store
                 finally:
                     tasks.cancel_scope.cancel()
+        except BaseExceptionGroup as group:
+            raise sole_error(group) from None
         finally:
             with anyio.CancelScope(shield=True):
                 await store.close()

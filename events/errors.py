@@ -33,17 +33,33 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 _SHOWN_CHARACTERS = 80
+_SHOWN_PARTS = 10_000
 
 
 def shown(value: object) -> str:
     """A value as an error message shows it: quoted, and cut where it is long."""
     try:
+        _count_parts(value)
         text = repr(value[: _SHOWN_CHARACTERS + 1] if isinstance(value, str) else value)
-    except Exception:  # an integer of thousands of digits, a structure as deep, or a __repr__ that raises
+    except Exception:  # an integer of thousands of digits, a structure as large or deep, or a __repr__ that raises
         text = f"a {type(value).__name__} that cannot be shown"
     if len(text) <= _SHOWN_CHARACTERS + 2:
         return text
     return text[:_SHOWN_CHARACTERS] + "…" + (text[0] if text[0] in "'\"" else "")
+
+
+def _count_parts(value: object) -> None:
+    """Raise for a structure of too many parts: one that shares them may have more than there is memory for."""
+    pending, left = [value], _SHOWN_PARTS
+    while pending:
+        part = pending.pop()
+        left -= 1
+        if left < 0:
+            raise ValueError("too much to show")
+        if isinstance(part, dict):
+            pending.extend(part.values())
+        elif isinstance(part, list | tuple | set | frozenset):
+            pending.extend(part)
 
 
 class BusError(Exception):

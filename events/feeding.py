@@ -29,21 +29,24 @@ class Feeder:
 
     def __init__(self, group: Group) -> None:
         self._group = group
-        self._wanted: dict[LogName, None] = {}
-        self._opening: dict[LogName, None] = {}
+        self._wanted: dict[LogName, bool] = {}
+        self._opening: dict[LogName, bool] = {}
         self._behind: dict[Cursor, None] = {}
         self._wake = anyio.Event()
         self._is_starved = False
+        self._is_due_first = False
         self._troubles: dict[LogName, str] = {}
         self._rests_until: dict[LogName, float] = {}
 
-    def want(self, name: LogName) -> None:
-        """Open a log, and read on from where the group left it."""
-        self._wanted[name] = None
+    def want(self, name: LogName, *, careful: bool = False) -> None:
+        """Open a log, and read on from where the group left it; `careful` where that was no clean end."""
+        self._wanted[name] = careful or self._wanted.get(name, False)
         self._wake.set()
 
     def fall_behind(self, cursor: Cursor) -> None:
         """Read a log on from its cursor when there is room."""
+        if cursor.is_behind:
+            return  # whatever it waits for will wake us; we must not, or we would never sleep
         cursor.is_behind = True
         self._behind[cursor] = None
         self._wake.set()
@@ -77,6 +80,7 @@ class Feeder:
         clock = self._group.services.clock
         while True:
             self._wake = anyio.Event()
+            self._is_starved = True  # room that is freed while this round waits for a read is seen by the next one
             if not await self._read_some():
                 await clock.wait(self._wake, self._patience())
 
@@ -95,16 +99,31 @@ class Feeder:
 
     async def _read_some(self) -> bool:
         """One round; False when there was nothing to read, or no room for it."""
-        group, window = self._group, self._group.window
+        group = self._group
         if group.is_draining:
             return False
         progressed, now = False, group.services.clock.monotonic()
         self._rests_until = {name: until for name, until in self._rests_until.items() if until > now}
         for name in [name for name in self._wanted if name not in self._rests_until]:
             progressed = await self._open(name) or progressed
-        while window.room > 0 and (lane := window.pop_due(group.services.clock.monotonic())) is not None:
+        # Each goes first every other time: what is due again and again must not keep the rest from its turn.
+        self._is_due_first = not self._is_due_first
+        for step in (self._take_due, self._take_behind) if self._is_due_first else (self._take_behind, self._take_due):
+            progressed = await step() or progressed
+        return progressed
+
+    async def _take_due(self) -> bool:
+        """Bring parked events whose time has come back into the window."""
+        window, clock = self._group.window, self._group.services.clock
+        for taken in range(_REFILL):
+            if window.room <= 0 or (lane := window.pop_due(clock.monotonic())) is None:
+                return taken > 0
             await self._refill(lane)
-            progressed = True
+        return True
+
+    async def _take_behind(self) -> bool:
+        """Read on in the logs that the group is behind on."""
+        progressed, window = False, self._group.window
         for cursor in list(self._behind):
             if not cursor.is_behind:
                 del self._behind[cursor]
@@ -117,17 +136,17 @@ class Feeder:
         """Take a log up, or look again for dead letters of one that is open: a retry may have come meanwhile."""
         group, store, clock = self._group, self._group.services.store, self._group.services.clock
         cursor = group.cursors.get(name)
-        self._opening[name] = self._wanted.pop(name)
+        self._opening[name] = careful = self._wanted.pop(name)
         known = set(cursor.retries) if cursor is not None else set()
         try:
             if cursor is None:
                 span = group.services.config.settle_span
-                cursor = await open_cursor(store, name, group.record, careful=group.careful, span=span)
+                cursor = await open_cursor(store, name, group.record, careful=careful, span=span)
                 group.cursors[name] = cursor
             else:
                 await read_dead_letters(store, cursor, group.name)
         except (OSError, BusError) as error:
-            self._wanted[name] = None
+            self._wanted[name] = careful
             self._report(name, error)
             return False
         finally:
@@ -137,10 +156,14 @@ class Feeder:
             left_ms = max(0, min(held.due_ms - clock.now_ms(), held.delay_ms))
             group.window.park_retry(cursor, place, clock.monotonic() + left_ms / 1000)
         self._troubles.pop(name, None)
+        if cursor.is_stale:
+            cursor.is_stale = False
+            group.services.checkpointer.touch(group, cursor)
         if cursor.next < cursor.log.next_offset:
             self.fall_behind(cursor)
         else:
             cursor.is_behind, cursor.is_live = False, True
+            group.let_go(cursor)
         group.services.changed()
         return True
 
@@ -203,6 +226,7 @@ class Feeder:
             window.put_down(lane, clock.monotonic() + _TRY_AGAIN_S)
             self._report(cursor.name, error)
             return
+        self._troubles.pop(cursor.name, None)
         due = 0.0
         for place, record in zip(places, records, strict=True):
             decision = self._group.judge(cursor, record, place)
@@ -224,6 +248,7 @@ class Feeder:
     async def _read_places(self, cursor: Cursor, places: Sequence[Place]) -> list[Record]:
         """The records of parked events, in order; a run of neighbours costs one read."""
         services = self._group.services
+        read_bytes = services.config.read_bytes if len(places) > 1 else 1
         records: list[Record] = []
         while len(records) < len(places):
             place = places[len(records)]
@@ -233,7 +258,7 @@ class Feeder:
                 continue
             if place.offset < cursor.log.first_offset:
                 raise OffsetGone(cursor.name.topic, place.offset, cursor.log.first_offset)
-            for record in await cursor.log.read(place.offset, services.config.read_bytes):
+            for record in await cursor.log.read(place.offset, read_bytes):
                 if len(records) < len(places) and record.offset == places[len(records)].offset:
                     records.append(record)
         return records

@@ -8,18 +8,21 @@ exactly one end: settled, parked for a retry, or dead.
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 import anyio
-from anyio.abc import TaskGroup
+from anyio import TASK_STATUS_IGNORED
+from anyio.abc import TaskGroup, TaskStatus
 
-from events.attention_gate import Admit, Boost, Decision, Defer, Drop, Gate, GateContext
+from events.attention_gate import Admit, Boost, Decision, Defer, Drop
 from events.config import OnExpired, Ordering, Overflow
 from events.cursor import Cursor
 from events.deadletters import Death
+from events.errors import InvalidMessage
 from events.feeding import Feeder
 from events.handlers import Pipeline
 from events.lanes import Place
@@ -57,6 +60,26 @@ class GroupOptions:
     on_expired: OnExpired
 
 
+_WHOLE: Final = {"workers": 1, "max_inflight": 1, "max_parked": 1, "batch": 1, "max_retries": 0}
+_SPANS: Final = ("backoff_base", "backoff_mult", "backoff_max", "ack_deadline_s")
+_CHOICES: Final = {"ordering": get_args(Ordering), "overflow": get_args(Overflow), "on_expired": get_args(OnExpired)}
+
+
+def checked_options(values: Mapping[str, Any]) -> GroupOptions:
+    """The settings of a subscription, or `InvalidMessage` with the first one that makes no sense."""
+    for name, least in _WHOLE.items():
+        if not isinstance(values[name], int) or values[name] < least:
+            raise InvalidMessage(name, values[name], f"{name} is a whole number of at least {least}")
+    for name in _SPANS:
+        number = values[name]
+        if number is not None and not (isinstance(number, int | float) and 0 <= number < math.inf):
+            raise InvalidMessage(name, number, f"{name} is a finite number, and not negative")
+    for name, choices in _CHOICES.items():
+        if values[name] not in choices:
+            raise InvalidMessage(name, values[name], f"{name} is one of {', '.join(choices)}")
+    return GroupOptions(**values)
+
+
 class Group:
     """One group in this process. Everything here runs on the event loop; nothing is shared with other threads."""
 
@@ -79,7 +102,8 @@ class Group:
         )
         self.is_draining = False
         self._settler = Settler(self)
-        self.workers = Workers(self, pipeline, self._settler)
+        self.workers = Workers(self, self._settler)
+        self._pipeline = pipeline
         self._room = Signal()
         self._scope = anyio.CancelScope()
         self._stopped = anyio.Event()
@@ -97,8 +121,8 @@ class Group:
             self._feeder.fall_behind(cursor)
 
     def want(self, name: LogName) -> None:
-        """Take up a log as soon as the feeder gets to it."""
-        self._feeder.want(name)
+        """Take up a log that was there before the group ran, as soon as the feeder gets to it."""
+        self._feeder.want(name, careful=self.careful)
 
     def take(self, cursor: Cursor, records: Sequence[Record]) -> None:
         """Move the cursor over records in order, as far as there is room for them."""
@@ -111,12 +135,15 @@ class Group:
             if window.inflight >= window.max_inflight or window.is_parked_full:
                 break
             if record.offset > limit or cursor.settled.range_count >= window.max_parked:
-                self.services.checkpointer.touch(self, cursor)
-                self.services.checkpointer.hurry()
+                if cursor.settled.highest > cursor.saved_highest:
+                    self.services.checkpointer.touch(self, cursor)
+                    self.services.checkpointer.hurry()
                 break
             self._admit(cursor, record)
             cursor.next = record.last + 1
         if cursor.next >= cursor.log.next_offset:
+            if cursor.is_behind:
+                self.services.changed()  # nothing may have been left to settle
             cursor.is_behind, cursor.is_live = False, True
             self.tell_room()
         else:
@@ -173,40 +200,20 @@ class Group:
 
     def judge(self, cursor: Cursor, record: Record, place: Place) -> Decision:
         """Ask the gate about an event that was never attempted (rule W13); a deferral is remembered."""
-        gate = self.services.gate
-        if gate is None or place.round or place in cursor.attempts:
+        keeper = self.services.keeper
+        if keeper is None or place.round or place in cursor.attempts:
             return _ADMIT
         deferral = cursor.deferrals.get(place.offset)
-        decision = self._ask(gate, cursor, record, 0 if deferral is None else deferral.times)
+        times = 0 if deferral is None else deferral.times
+        # At the bound of patience, or of memory, a defer counts as an admit (rule W7).
+        may_defer = times < self.services.config.max_deferrals and not self.window.is_parked_full
+        decision = keeper.ask(self, cursor, record, times, may_defer=may_defer)
         if isinstance(decision, Defer):
-            times = 1 if deferral is None else deferral.times + 1
-            if times > self.services.config.max_deferrals or self.window.is_parked_full:
-                return _ADMIT  # at the bound of patience, or of memory (rule W7)
             delay_ms = int(decision.seconds * 1000)
-            cursor.deferrals[place.offset] = Deferral(self.services.clock.now_ms() + delay_ms, delay_ms, times)
+            cursor.deferrals[place.offset] = Deferral(self.services.clock.now_ms() + delay_ms, delay_ms, times + 1)
             self.counts["deferred"] += 1
             self.services.checkpointer.touch(self, cursor)
         return decision
-
-    def _ask(self, gate: Gate, cursor: Cursor, record: Record, deferrals: int) -> Decision:
-        context = GateContext(
-            group=self.name,
-            space_id=cursor.name.space_id,
-            topic=cursor.name.topic,
-            offset=record.offset,
-            now_ms=self.services.clock.now_ms(),
-            appended_ms=record.at,
-            inflight=self.window.inflight,
-            max_inflight=self.window.max_inflight,
-            deferrals=deferrals,
-        )
-        try:
-            return gate.decide(record.event, context)
-        except Exception:
-            # A gate that breaks must neither lose events nor stop the log: what it cannot judge is processed.
-            where = self.where(cursor, record.offset)
-            logger.exception("the attention gate failed; the event is admitted", extra=where)
-            return _ADMIT
 
     # -- room --------------------------------------------------------------------------------------------------
 
@@ -249,9 +256,14 @@ class Group:
         """A checkpoint is durable: a cursor that had to wait for it may go on."""
         if cursor.is_behind:
             self._feeder.wake()
-        is_known = cursor.is_idle and cursor.saved_highest == cursor.settled.highest
-        if len(self.cursors) > _MAX_IDLE_CURSORS and is_known and not self.services.checkpointer.is_due(cursor):
-            self.cursors.pop(cursor.name, None)  # the checkpoint says all that it would
+        self.let_go(cursor)
+
+    def let_go(self, cursor: Cursor) -> None:
+        """Forget one of too many cursors, if its checkpoint says all that it would."""
+        if len(self.cursors) <= _MAX_IDLE_CURSORS or cursor.is_behind or self.services.checkpointer.is_due(cursor):
+            return
+        if cursor.is_idle and cursor.saved_highest == cursor.settled.highest:
+            self.cursors.pop(cursor.name, None)
 
     def where(self, cursor: Cursor, offset: int) -> dict[str, Any]:
         """An event's whereabouts, for a log line."""
@@ -261,27 +273,31 @@ class Group:
         """Begin a new round of a dead letter; the round stands in the dead-letter log already."""
         cursor = self.cursors.get(name)
         if cursor is None:
-            self.want(name)  # opening the log finds it
+            self._feeder.want(name)  # opening the log finds it
             return
         place = Place(death.offset, death.round + 1, death.line)
+        if place in cursor.retries:
+            return  # opening the log has found it already
         cursor.hold_attempts(place, Attempts())
         self.window.park_retry(cursor, place, 0.0)
         self.progressed(cursor)
 
     # -- life --------------------------------------------------------------------------------------------------
 
-    async def run(self) -> None:
+    async def run(self, *, task_status: TaskStatus[None] = TASK_STATUS_IGNORED) -> None:
         """Consume until stopped."""
         try:
             with self._scope:
                 async with anyio.create_task_group() as tasks:
                     self._start(tasks)
+                    task_status.started()
         finally:
             self._stopped.set()
 
     def _start(self, tasks: TaskGroup) -> None:
         tasks.start_soon(self._feeder.run)
-        self.workers.start(tasks, self.options.workers)
+        self.workers.start(tasks)
+        self.workers.add(self._pipeline, self.options.workers)
 
     @property
     def is_at_rest(self) -> bool:
@@ -291,9 +307,10 @@ class Group:
     @property
     def is_settled(self) -> bool:
         """Whether every event of every log of this group is settled."""
+        if not self.is_at_rest or self.window.parked:
+            return False  # asked after every change, so the many cursors come last
         cursors = self.cursors.values()
-        done = all(cursor.settled.committed >= cursor.log.next_offset - 1 and not cursor.retries for cursor in cursors)
-        return done and self.is_at_rest and self.window.parked == 0
+        return all(cursor.settled.committed >= cursor.log.next_offset - 1 and not cursor.retries for cursor in cursors)
 
     @property
     def is_stopping(self) -> bool:

@@ -51,7 +51,9 @@ class Delivered:
         return f"{self.space_id}/{self.topic}/{self.offset}{suffix}"
 
     def extend(self, seconds: float) -> None:
-        """Move the ack deadline to that many seconds from now."""
+        """Move the ack deadline to that many seconds from now. From any thread."""
+        if not seconds >= 0:
+            raise InvalidMessage("seconds", seconds, "a deadline is extended by a number of seconds, not negative")
         self._extend(seconds)
 
     def __repr__(self) -> str:
@@ -73,19 +75,20 @@ class HandlerShape:
         """Inspect a handler; `InvalidMessage` when it cannot be called with an event."""
         if not callable(handler):
             raise InvalidMessage("handler", handler, "a handler is a function or a callable object")
-        target = handler if inspect.isroutine(handler) or isinstance(handler, partial) else type(handler).__call__
-        inner = target.func if isinstance(target, partial) else target
+        inner = handler.func if isinstance(handler, partial) else handler
+        inner = inner if inspect.isroutine(inner) else type(inner).__call__
         is_async = inspect.iscoroutinefunction(inner)
         try:
             parameters = list(inspect.signature(handler).parameters.values())
         except ValueError:  # a builtin without a signature takes what it is given
             parameters = [inspect.Parameter("event", inspect.Parameter.POSITIONAL_ONLY)]
-        required = [one for one in parameters if one.default is one.empty and one.kind in _POSITIONAL]
+        positional = [one for one in parameters if one.kind in _POSITIONAL]
+        required = [one for one in positional if one.default is one.empty]
         open_ended = any(one.kind is one.VAR_POSITIONAL for one in parameters)
-        if len(required) > 2 or not (parameters or open_ended):
+        if len(required) > 2 or not (positional or open_ended):
             raise InvalidMessage("handler", handler, "a handler takes the event, and may take the delivery second")
         takes_delivery = len(required) == 2
-        event_class = _event_class(inner, batch) if required else Event
+        event_class = _event_class(inner, positional[0].name, batch) if positional else Event
         name = getattr(inner, "__qualname__", None) or type(handler).__qualname__
         return cls(handler, is_async, takes_delivery, event_class, name)
 
@@ -97,14 +100,13 @@ class HandlerShape:
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
-def _event_class(function: Callable[..., Any], batch: int) -> type[Event[Any]]:
+def _event_class(function: Callable[..., Any], parameter: str, batch: int) -> type[Event[Any]]:
     """`Event[Model]` in a handler's annotation has the payload checked and handed out as that model."""
     try:
         hints = get_type_hints(function)
     except (NameError, TypeError, AttributeError):  # annotations that only a type checker can resolve
         return Event
-    names = [name for name in hints if name not in ("return", "self")]
-    annotated = hints[names[0]] if names else Event
+    annotated = hints.get(parameter, Event)
     if batch > 1:
         annotated = next(iter(get_args(annotated)), Event)
     return annotated if isinstance(annotated, type) and issubclass(annotated, Event) else Event
@@ -205,9 +207,11 @@ class Pipeline:
         return self._in_thread(arguments)
 
     async def _in_thread(self, arguments: tuple[Any, ...]) -> Any:
-        result = await anyio.to_thread.run_sync(
-            partial(self.shape.call, *arguments), abandon_on_cancel=True, limiter=self._threads
-        )
+        def call() -> tuple[Any]:
+            # In a tuple, because trio takes a function that returns a coroutine for a mistake.
+            return (self.shape.call(*arguments),)
+
+        (result,) = await anyio.to_thread.run_sync(call, abandon_on_cancel=True, limiter=self._threads)
         # A plain function may still return a coroutine: a lambda around an async one, say.
         return await result if inspect.isawaitable(result) else result
 

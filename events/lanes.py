@@ -113,6 +113,12 @@ class ReadyQueue:
                 return item
         return None
 
+    def put_back(self, item: Item, level: int) -> None:
+        """Enter an item that was popped in vain, so that it comes first among its equals."""
+        item.is_taken = False
+        self.push(item, level)
+        self._levels[level].rotate(1)
+
     def clear(self) -> None:
         """Forget everything."""
         self._levels.clear()

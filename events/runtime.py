@@ -56,6 +56,19 @@ def current_loop() -> Loop:
     return _AsyncioLoop() if _runs_on_asyncio() else _TrioLoop()
 
 
+def is_told_to_end() -> bool:
+    """Whether the cancellation that the caller just met is its own, and not one that what it called let out."""
+    task = asyncio.current_task() if _runs_on_asyncio() else None
+    return task is None or task.cancelling() > 0  # trio lets none out
+
+
+def sole_error(error: BaseException) -> BaseException:
+    """What went wrong, where a task group has wrapped a single error; the group itself where there were several."""
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
+
+
 _roots: set[asyncio.Task[None]] = set()
 
 

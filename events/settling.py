@@ -10,18 +10,28 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from events.contracts import DeadLetter, Settlement, Skip, Verdict
-from events.deadletters import death_entry, ended_entry
+from events.deadletters import appended_ms, death_entry, ended_entry
 from events.errors import BusError
+from events.fingerprints import ErrorText
 from events.lanes import Item
 from events.persistence.store import Attempts
 from events.types import Ack, Nack
 
 if TYPE_CHECKING:
-    from events.group import Group
+    from events.group import Group, GroupOptions
 
 logger = logging.getLogger("events.settling")
 _MAX_EXPONENT: Final = 64
 _TRY_AGAIN_S: Final = 1.0
+
+
+def _ceiling(options: GroupOptions, failure: int) -> float:
+    """The longest wait after a failure, counted from 0 (rule W6)."""
+    try:
+        grown = options.backoff_base * options.backoff_mult ** min(max(failure, 0), _MAX_EXPONENT)
+    except OverflowError:
+        return options.backoff_max
+    return min(grown, options.backoff_max)
 
 
 class Settler:
@@ -31,10 +41,14 @@ class Settler:
         self._group = group
 
     async def conclude(self, items: Sequence[Item], verdict: Verdict, verdicts: Mapping[Item, Verdict]) -> None:
-        """Give every event of a delivery its end: the good ones first, so that a failed one parks only what is left."""
+        """Give every event of a delivery its end: the good ones first, so that a failed one parks only what is left.
+
+        A dead letter that cannot be written parks its lane, and with it what else of the delivery is left in there.
+        """
         observed = bool(self._group.services.observers)
         started_ns = time.time_ns() if observed else 0
         ends: list[tuple[Item, str, str | None]] = []
+        dead: list[tuple[Item, str]] = []
         failed: list[tuple[Item, Nack]] = []
         for item in items:
             one = verdicts.get(item, verdict) if verdicts else verdict
@@ -46,14 +60,16 @@ class Settler:
                     await self.settle(item, reason)
                     ends.append((item, reason, None))
                 case DeadLetter(reason=reason):
-                    ends.append((item, await self.bury(item, reason), reason))
+                    dead.append((item, reason))
                 case Nack():
                     failed.append((item, one))
+        for item, reason in dead:
+            ends.append((item, "retry" if item.is_concluded else await self.bury(item, reason), reason))
         for item, nack in failed:
             ends.append((item, await self._fail(item, nack), nack.reason))
         if len(items) > 1:
             self._group.workers.wake()  # several lanes may go on now, and this worker takes only one of them
-        if observed:
+        if observed and ends:
             self._tell(ends, started_ns)
 
     def _tell(self, ends: Sequence[tuple[Item, str, str | None]], started_ns: int) -> None:
@@ -99,6 +115,7 @@ class Settler:
             if held is not None and held.running:
                 item.cursor.hold_attempts(item.place, replace(held, count=held.count - 1, running=False))
             group.window.park(item, group.services.clock.monotonic() + _TRY_AGAIN_S)
+            group.progressed(item.cursor)
 
     async def _fail(self, item: Item, nack: Nack) -> str:
         """An attempt failed: wait and try again, or give up (rule W6). What became of the event."""
@@ -111,12 +128,10 @@ class Settler:
         errors = (*held.errors, reason)[-(limit + 1) :]
         group.counts["failed"] += 1
         self._log_failure(item, charged, reason)
-        if nack.count and count > limit:
+        if nack.count and count > limit and not item.is_concluded:
             cursor.hold_attempts(item.place, Attempts(count, 0, 0, errors, running=held.running))
             return await self.bury(item, "retries exhausted")
-        exponent = min(max(count - 1, 0), _MAX_EXPONENT)
-        ceiling = min(options.backoff_base * options.backoff_mult**exponent, options.backoff_max)
-        delay = random.uniform(0, ceiling) if nack.delay is None else nack.delay
+        delay = random.uniform(0, _ceiling(options, count - 1)) if nack.delay is None else nack.delay
         due_ms = group.services.clock.now_ms() + int(delay * 1000)
         cursor.hold_attempts(item.place, Attempts(count, due_ms, int(delay * 1000), errors))
         cursor.solo.discard(item.place)
@@ -134,19 +149,20 @@ class Settler:
     def _log_failure(self, item: Item, attempt: int, reason: str) -> None:
         """Every failed attempt, the last one too: who, what, where, how often, why. Never the payload."""
         where = self._group.where(item.cursor, item.place.offset)
+        error = ErrorText(reason)
         logger.warning(
             "attempt %d at offset %d of %s failed in group %s: %s",
             attempt,
             item.place.offset,
             item.cursor.name.topic,
             self._group.name,
-            reason,
+            error,
             extra={
                 **where,
                 "event_id": item.record.meta.event_id,
                 "attempt": attempt,
                 "max_retries": self.max_retries(item),
-                "error": reason,
+                "error": error,
             },
         )
 
@@ -163,7 +179,7 @@ class Settler:
             errors=held.errors,
             attempts=held.count,
             died_ms=group.services.clock.now_ms(),
-            appended_ms=item.record.at,
+            appended_ms=appended_ms(item.record, place.round),
         )
         where = group.where(cursor, place.offset)
         try:
@@ -173,11 +189,13 @@ class Settler:
         except (OSError, BusError) as error:
             logger.error("a dead letter could not be written, so the event stays: %s", error, extra=where)
             group.window.park(item, group.services.clock.monotonic() + _TRY_AGAIN_S)
+            group.progressed(cursor)
             return "retry"
         cursor.settle(place)
         cursor.solo.discard(place)
         group.counts["dead"] += 1
-        logger.error("gave up on an event: %s", reason, extra={**where, "attempts": held.count, "reason": reason})
+        text = ErrorText(reason)
+        logger.error("gave up on an event: %s", text, extra={**where, "attempts": held.count, "reason": text})
         group.window.finish(item)
         group.progressed(cursor)
         return "dead"

@@ -106,6 +106,11 @@ class SubscriptionRegistry:
         """Tell a running bus of what is registered from now on."""
         self._listener = listener
 
+    def detach(self, listener: Callable[[Subscription], object]) -> None:
+        """Tell that bus nothing more."""
+        if self._listener == listener:
+            self._listener = None
+
 
 def default_group(handler: Handler) -> str:
     """A group name made of a handler's qualified name."""

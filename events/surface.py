@@ -16,6 +16,7 @@ from events.subscription import Start, Subscription
 from events.types import Event, EventMeta, EventType, Receipt
 
 if TYPE_CHECKING:
+    from events.attention.inspector import AttentionInspector
     from events.bus import EventBus
     from events.dlq import DLQInspector
 
@@ -180,6 +181,11 @@ class BoundBus(Surface):
     def dlq(self) -> DLQInspector:
         """The dead letters, as far as this subject may see them."""
         return self.__bus.dlq_as(self.__identity)
+
+    @property
+    def attention(self) -> AttentionInspector:
+        """What the attention gate decided, as far as this subject may replay what it was about."""
+        return self.__bus.attention_as(self.__identity)
 
     async def unsubscribe(self, subscription: Subscription) -> None:
         """Stop consuming; the group stays."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -426,6 +427,11 @@ class Nack:
     reason: str | None = None
     delay: float | None = None
     count: bool = True
+
+    def __post_init__(self) -> None:
+        delay = self.delay
+        if delay is not None and not (isinstance(delay, int | float) and 0 <= delay < math.inf):
+            raise InvalidMessage("delay", delay, "a delay is a finite number of seconds, not negative")
 
 
 class Receipt(NamedTuple):

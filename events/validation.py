@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from events.errors import InvalidMessage, InvalidTopic, NoSubscriber, TopicAlreadyHandled, TopicFrozen
@@ -46,7 +48,7 @@ class Topology:
 
     def __init__(self, topics: tuple[str, ...] | None) -> None:
         self._allowed = None if topics is None else frozenset(map(check_topic, topics))
-        self._handled: dict[str, str] = {}
+        self._handled: dict[str, tuple[str, str]] = {}
         self._is_frozen = False
 
     @property
@@ -54,25 +56,37 @@ class Topology:
         """Whether there is anything to keep to."""
         return self._allowed is not None
 
-    def subscribe(self, topic: str, group: str) -> None:
-        """A group wants a topic for itself."""
+    @contextmanager
+    def subscribing(self, topic: str, space: str, group: str) -> Iterator[None]:
+        """A group wants a topic for itself; it gets it unless what is done in here fails."""
         if self._allowed is None:
+            yield
             return
         if self._is_frozen:
             raise TopicFrozen(topic)
         self._check_allowed(topic)
         if topic in self._handled:
-            raise TopicAlreadyHandled(topic, self._handled[topic])
-        self._handled[topic] = group
+            raise TopicAlreadyHandled(topic, self._handled[topic][0])
+        self._handled[topic] = (group, space)
+        try:
+            yield
+        except BaseException:
+            self.unsubscribe(topic)
+            raise
+
+    def unsubscribe(self, topic: str) -> None:
+        """The topic has no handler any more."""
+        self._handled.pop(topic, None)
 
     def publish(self, topic: str, space_id: str) -> None:
-        """An event is about to be published; from now on nothing may change."""
+        """An event is about to be published; from now on nothing may change, unless nobody would get it."""
         if self._allowed is None:
             return
         self._check_allowed(topic)
-        self._is_frozen = True
-        if topic not in self._handled:
+        _, space = self._handled.get(topic, (None, None))
+        if space not in ("*", space_id):
             raise NoSubscriber(topic, space_id)
+        self._is_frozen = True
 
     def _check_allowed(self, topic: str) -> None:
         if self._allowed is not None and topic not in self._allowed:

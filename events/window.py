@@ -71,8 +71,11 @@ class Window:
             if lane is None:
                 lane = cursor.lanes[key] = Lane(cursor, key)
         item = Item(record, place, cursor, lane, priority)
-        # After a crash each attempt is written down for itself, and one that killed the process runs by itself.
-        item.runs_singly = place.offset <= cursor.suspects_through or (bool(cursor.solo) and place in cursor.solo)
+        # After a crash each attempt is written down for itself, and one that killed the process runs by itself; so
+        # does one that failed before a restart.
+        item.runs_singly = place.offset <= cursor.suspects_through or (
+            bool(cursor.attempts or cursor.retries) and cursor.held_attempts(place) is not None
+        )
         if lane is not None:
             self._enter_lane(lane, item)
         else:
@@ -114,8 +117,7 @@ class Window:
             if item is None:
                 break
             if items and item.runs_singly:
-                item.is_taken = False
-                self._ready.push(item, item.priority)
+                self._ready.put_back(item, item.priority if item.lane is None else item.lane.urgency)
                 break
             items.append(item)
             lane = item.lane

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
+from threading import get_ident
 from typing import TYPE_CHECKING, Final
 
 import anyio
@@ -12,11 +13,13 @@ import anyio.lowlevel
 from anyio.abc import TaskGroup
 
 from events.contracts import DeadLetter, Skip, Verdict
+from events.cursor import Cursor
 from events.errors import StorageFull
 from events.handlers import Delivered, Pipeline, checked_verdict
 from events.lanes import Item
 from events.persistence.codec import Record
 from events.persistence.store import Attempts
+from events.runtime import Loop, current_loop, is_told_to_end
 from events.settling import Settler
 from events.signals import Signal
 from events.types import Ack, Nack
@@ -29,10 +32,26 @@ _YIELD_EVERY: Final = 64
 _LATE: Final = Nack("the ack deadline passed")
 
 
-class _Worker:
-    """One worker, and what it is doing."""
+_MAX_SPARED: Final = 3
 
-    def __init__(self) -> None:
+
+def _after_death(held: Attempts) -> Attempts:
+    """What an attempt that a process died during comes to.
+
+    One that ran beside others is not charged, so that no event dies of its neighbour; but not for ever, so that one
+    which never gets to run alone cannot go on killing.
+    """
+    if not held.alone and held.spared < _MAX_SPARED:
+        return Attempts(held.count - 1, errors=held.errors, spared=held.spared + 1)
+    error = f"the process ended during attempt {held.count}"
+    return Attempts(held.count, errors=(*held.errors, error), spared=held.spared)
+
+
+class _Worker:
+    """One worker, whose handler it calls, and what it is doing."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self.pipeline = pipeline
         self.scope = anyio.CancelScope()
         self.items: list[Item] = []
         self.deadline: float | None = None
@@ -43,35 +62,35 @@ class _Worker:
 class Workers:
     """All workers of a group, and the one watch over their deadlines."""
 
-    def __init__(self, group: Group, pipeline: Pipeline, settler: Settler) -> None:
+    def __init__(self, group: Group, settler: Settler) -> None:
         self._group = group
-        self._pipeline = pipeline
         self._settler = settler
         self._workers: list[_Worker] = []
         self._work = Signal()
         self._watched = anyio.Event()
         self._tasks: TaskGroup | None = None
-        self._is_plain = pipeline.is_plain and group.options.ack_deadline_s is None
+        self._loop: Loop
+        self._thread: int
 
-    def start(self, tasks: TaskGroup, number: int) -> None:
-        """Begin to work."""
+    def start(self, tasks: TaskGroup) -> None:
+        """Begin to watch over those who will work."""
         self._tasks = tasks
+        self._loop, self._thread = current_loop(), get_ident()
         tasks.start_soon(self._watch)
-        self.add(number)
 
-    def add(self, number: int) -> None:
-        """More workers: another subscription of the same group joined."""
+    def add(self, pipeline: Pipeline, number: int) -> None:
+        """Workers for a subscription: the group's first, or another one that joined."""
         assert self._tasks is not None
         for _ in range(number):
-            worker = _Worker()
+            worker = _Worker(pipeline)
             self._workers.append(worker)
             self._tasks.start_soon(self._run, worker)
 
-    def remove(self, number: int) -> None:
-        """Fewer workers: a subscription left. The idle ones go first, the others once they are done."""
-        leaving = sorted(self._workers, key=lambda worker: bool(worker.items))[:number]
-        for worker in leaving:
-            worker.is_leaving = True
+    def remove(self, pipeline: Pipeline) -> None:
+        """A subscription leaves: its workers go, each once it is done with what it has begun."""
+        for worker in self._workers:
+            if worker.pipeline is pipeline:
+                worker.is_leaving = True
         self._work.tell()
 
     def wake(self) -> None:
@@ -97,8 +116,10 @@ class Workers:
             items, worker.items, worker.is_late = worker.items, [], False
             await self._settler.conclude(items, _LATE, {})
         self._workers.remove(worker)
+        self.wake()  # what its last delivery made way for is for the others
 
     async def _work_on(self, worker: _Worker) -> None:
+        is_plain = worker.pipeline.is_plain and self._group.options.ack_deadline_s is None
         deliveries = 0
         while not worker.is_leaving:
             worker.items = items = self._group.window.take(self._group.options.batch)
@@ -106,7 +127,7 @@ class Workers:
                 await self._work.next.wait()
                 continue
             try:
-                if self._is_plain and self._is_plain_item(items[0]):
+                if is_plain and self._is_plain_item(items[0]):
                     await self._deliver_plainly(worker, items[0])
                 else:
                     await self._deliver(worker)
@@ -126,10 +147,10 @@ class Workers:
         if not worker.items:
             return
         solo = self._group.services.solo
-        alone = any(item.place in item.cursor.solo for item in worker.items)
-        await (solo.enter_alone() if alone else solo.enter_shared())
+        wants_alone = any(item.place in item.cursor.solo for item in worker.items)
+        alone = await (solo.enter_alone() if wants_alone else solo.enter_shared())
         try:
-            await self._write_down(worker.items)
+            await self._write_down(worker.items, alone=alone)
             self._set_deadline(worker)
             verdict, verdicts = await self._attempt(worker)
             if worker.is_late:
@@ -138,12 +159,12 @@ class Workers:
             if worker.scope.cancel_called:
                 await anyio.lowlevel.checkpoint()  # the handler ignored its cancellation; `_run` concludes
             await self._settler.conclude(worker.items, verdict, verdicts)
-            if alone:
+            if wants_alone:
                 await self._group.services.checkpointer.save(self._group, worker.items[0].cursor)
             worker.items, worker.is_late = [], False
         finally:
             worker.deadline = None
-            solo.leave_alone() if alone else solo.leave()
+            solo.leave_alone() if wants_alone else solo.leave()
 
     def _is_plain_item(self, item: Item) -> bool:
         """Whether nothing but the handler has a say in this event: the common case, and a third of the cost."""
@@ -160,7 +181,7 @@ class Workers:
         solo = self._group.services.solo
         solo.enter()
         try:
-            verdict = await self._pipeline.call(item.record)
+            verdict = await worker.pipeline.call(item.record)
         except anyio.get_cancelled_exc_class() as error:
             verdict = self._verdict_on_cancel(worker, error)
         except Exception as error:
@@ -178,7 +199,7 @@ class Workers:
         records = [item.record for item in worker.items]
         deliveries = [self._delivery(worker, item) for item in worker.items]
         try:
-            verdict, verdicts = await self._pipeline.run(records, deliveries)
+            verdict, verdicts = await worker.pipeline.run(records, deliveries)
             if not verdicts:
                 return verdict, {}
             items = dict(zip(deliveries, worker.items, strict=True))
@@ -190,7 +211,7 @@ class Workers:
 
     def _verdict_on_cancel(self, worker: _Worker, error: BaseException) -> Nack:
         """A cancellation that is not ours came from inside the handler, and is a failure like any other."""
-        if worker.scope.cancel_called or self._group.is_stopping:
+        if worker.scope.cancel_called or self._group.is_stopping or is_told_to_end():
             raise error
         return Nack(f"{type(error).__name__}: raised inside the handler")
 
@@ -205,10 +226,18 @@ class Workers:
         held = item.cursor.held_attempts(item.place)
         attempt = 1 if held is None else held.count if held.running else held.count + 1
 
-        def extend(seconds: float) -> None:
-            if item in worker.items:  # a handler that went on after its time must not move somebody else's deadline
-                worker.deadline = self._group.services.clock.monotonic() + seconds
+        def move(deadline: float) -> None:
+            # A handler that went on after its time must not move somebody else's deadline.
+            if item in worker.items and not worker.is_late:
+                worker.deadline = deadline
                 self._watched.set()
+
+        def extend(seconds: float) -> None:
+            deadline = self._group.services.clock.monotonic() + seconds
+            if get_ident() == self._thread:
+                move(deadline)
+            else:  # a plain function, in a thread of its own
+                self._loop.call_soon(move, deadline)
 
         space_id, topic = item.cursor.name
         return Delivered(space_id, topic, item.place.offset, item.place.round, self._group.name, attempt, extend)
@@ -220,8 +249,7 @@ class Workers:
         cursor, place = item.cursor, item.place
         held = cursor.held_attempts(place)
         if place in cursor.solo and held is not None and held.running:
-            error = f"the process ended during attempt {held.count}"
-            held = Attempts(held.count, errors=(*held.errors, error))
+            held = _after_death(held)
             cursor.hold_attempts(place, held)
             if held.count > self._settler.max_retries(item):
                 await self._settler.conclude([item], DeadLetter("the process ended during its attempts"), {})
@@ -241,14 +269,17 @@ class Workers:
         made = clock.corrected_ms(int(record.meta.ts.timestamp() * 1000), at)
         return (clock.now_ms() - min(made, at)) / 1000
 
-    async def _write_down(self, items: list[Item]) -> None:
+    async def _write_down(self, items: list[Item], *, alone: bool) -> None:
         """After an unclean end each attempt is on disk before its handler starts (rule W6)."""
+        noted: dict[Cursor, None] = {}
         for item in items:
             cursor, place = item.cursor, item.place
             if place.offset <= cursor.suspects_through or place in cursor.solo:
                 held = cursor.held_attempts(place) or Attempts()
-                cursor.hold_attempts(place, replace(held, count=held.count + 1, running=True))
-                await self._group.services.checkpointer.save(self._group, cursor)
+                cursor.hold_attempts(place, replace(held, count=held.count + 1, running=True, alone=alone))
+                noted[cursor] = None
+        for cursor in noted:
+            await self._group.services.checkpointer.save(self._group, cursor)
 
     # -- deadlines ---------------------------------------------------------------------------------------------
 
@@ -277,6 +308,6 @@ class Workers:
         """Too late. A coroutine is cancelled; a thread cannot be, and keeps its worker and lane until it returns."""
         worker.deadline = None
         worker.is_late = True
-        self._group.counts["late"] += 1
-        if self._pipeline.shape.is_async:
+        self._group.counts["overdue"] += 1
+        if worker.pipeline.shape.is_async:
             worker.scope.cancel()
