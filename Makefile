@@ -8,8 +8,8 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 CODE := events middleware filters policies spark tests perf
 
-# Further arguments for pytest, as in `make test PYTEST_ARGS="-n 2 -m 'not spark'"`.
-PYTEST_ARGS ?=
+# Arguments for pytest, as in `make test PYTEST_ARGS="-n 0 -x -m 'not spark'"`; a process per core unless told otherwise.
+PYTEST_ARGS ?= -n auto
 
 .DEFAULT_GOAL := help
 .PHONY: help venv constraints java lint format types test demo clean

@@ -155,8 +155,9 @@ class Gate(Protocol):
 
     Optional attributes that the bus looks for: `version` (a string that names the policy, for the journal), `sense`
     (called with event and context before `decide`; returns the context with what the gate knows), `learn` (called
-    with event, context and treatment afterwards), `run` (async: what it does on the bus itself), and
-    of those of a middleware `attach`, `start` and `close`. All of them run on the event loop and must not block.
+    with event, context and treatment afterwards), `forget_group` (called with the name of a group that was deleted),
+    `run` (async: what it does on the bus itself), and of those of a middleware `attach`, `start` and `close`. All of
+    them run on the event loop and must not block.
     """
 
     def decide(self, event: Event[Any], context: GateContext) -> Decision: ...
@@ -237,6 +238,13 @@ class CompositeGate:
             take = getattr(gate, "attach", None)
             if take is not None:
                 take(bus)
+
+    def forget_group(self, group: str) -> None:
+        """Tell every gate that remembers groups."""
+        for gate in self._gates:
+            forget = getattr(gate, "forget_group", None)
+            if forget is not None:
+                forget(group)
 
     async def start(self) -> None:
         """Start every gate that has something to start."""

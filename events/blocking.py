@@ -33,7 +33,8 @@ class BlockingBus:
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         self._arguments = arguments
         self._settings = settings
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
+        self._calls = 0
         self._portal: BlockingPortal | None = None
         self._exit: Callable[[], object] | None = None
         self._inner: EventBus | None = None
@@ -64,6 +65,8 @@ class BlockingBus:
         try:
             portal.call(partial(inner.close, timeout_s))
         finally:
+            with self._lock:  # a call that the loop never got to would wait for ever
+                self._lock.wait_for(lambda: self._calls == 0)
             if leave is not None:
                 leave()
 
@@ -86,9 +89,17 @@ class BlockingBus:
     def _call(self, function: Callable[..., Any], *arguments: Any, **settings: Any) -> Any:
         if self._portal is None and self._inner is None:
             self.start()
-        if self._portal is None:
-            raise BusClosed(function.__name__)
-        return self._portal.call(partial(function, *arguments, **settings))
+        with self._lock:
+            portal = self._portal
+            if portal is None:
+                raise BusClosed(function.__name__)
+            self._calls += 1
+        try:
+            return portal.call(partial(function, *arguments, **settings))
+        finally:
+            with self._lock:
+                self._calls -= 1
+                self._lock.notify_all()
 
     def publish(
         self, event: Event[Any], topic: str | EventType | None = None, *, timeout_s: float | None = None

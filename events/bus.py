@@ -34,7 +34,7 @@ from events.names import check_space, check_topic_pattern, topic_matches
 from events.persistence.codec import event_members
 from events.persistence.store import Entry, GroupRecord, LogName, Store, StoreLog
 from events.persistence.wal import WalStore
-from events.replay import ReplayRecord, replay
+from events.replay import Replay, ReplayRecord
 from events.runtime import sole_error, spawn_root
 from events.services import Services, runs_bus_code
 from events.signals import Signal
@@ -180,6 +180,7 @@ class EventBus(Surface):
             self._state = _State.CLOSED
             self._ready.set()
             self._finished.set()
+            self._changed.tell()
 
     def _failed(self, error: BaseException) -> None:
         self._failure = error = sole_error(error)
@@ -241,6 +242,7 @@ class EventBus(Surface):
             await self._ready.wait()
         if self._state is _State.RUNNING:
             self._state = _State.CLOSING
+            self._changed.tell()
             self._tasks.start_soon(self._shut_down, timeout_s)
         if not (self._state is _State.CLOSING and self._services.runs_caller):
             await self._finished.wait()
@@ -505,6 +507,7 @@ class EventBus(Surface):
         await group.stop()
         await self._services.checkpointer.flush()
         self._services.checkpointer.forget(group)
+        self._changed.tell()
         await self._store.save_group(replace(group.record, held=False))
 
     async def delete_group(self, group: str) -> None:
@@ -534,7 +537,7 @@ class EventBus(Surface):
 
     # -- history, dead letters, and who may see them -----------------------------------------------------------
 
-    async def replay_as(
+    def replay_as(
         self,
         identity: Identity,
         topic: str,
@@ -544,16 +547,18 @@ class EventBus(Surface):
         filters: Sequence[Filter],
     ) -> AsyncIterator[ReplayRecord]:
         """The history that an identity may see; see `replay`."""
-        await self._ensure_running("replay")
-        check_topic_pattern(topic)
-        self.authorise(identity, "replay", topic, space)
-        start_of(start, topic, space)
+
+        async def logs() -> list[StoreLog]:
+            await self._ensure_running("replay")
+            check_topic_pattern(topic)
+            self.authorise(identity, "replay", topic, space)
+            start_of(start, topic, space)
+            return await self._logs(topic, space)
 
         def allowed(log: StoreLog, meta: EventMeta) -> bool:
             return self.is_allowed(identity, "replay", log.name.topic, log.name.space_id, meta)
 
-        async for record in replay(await self._logs(topic, space), start, stop, filters, allowed):
-            yield record
+        return Replay(logs, start, stop, filters, allowed)
 
     async def _logs(self, topic: str, space: str) -> list[StoreLog]:
         if space != "*":
@@ -633,7 +638,8 @@ class EventBus(Surface):
         if self._store.storage_full:
             problems.append("no space left on the device: publishers wait")
         problems += [f"{found.damage}" for _, found in self._store.reports if found.damage is not None]
-        for group in self._dispatcher.groups.values():
+        problems += [f"{error}" for error in self._store.poisoned]
+        for group in list(self._dispatcher.groups.values()):
             if group.workers.late_count:
                 problems.append(f"group {group.name}: {group.workers.late_count} handlers are past their deadline")
             problems += [f"group {group.name}: {trouble}" for trouble in group.troubles.values()]
@@ -662,6 +668,8 @@ class EventBus(Surface):
                 if left is not None and left <= 0:
                     return False
                 await self._clock.wait(self._changed.next, left)
+                if self._state is not _State.RUNNING:
+                    raise BusClosed("wait_settled") from self._failure
         return True
 
     def __repr__(self) -> str:

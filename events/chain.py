@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from itertools import pairwise
 
 from events.contracts import Hop, HopResult, Middleware, Next, Stage
@@ -37,11 +36,16 @@ def compose(middlewares: Sequence[Middleware], terminal: Next) -> Next:
     observers = [middleware for middleware in middlewares if stage_of(middleware) < Stage.CONTENT]
     chain = terminal
     for middleware in reversed(middlewares[len(observers) :]):
-        chain = partial(middleware, call_next=chain)
-    chain = partial(_open, call_next=chain)
+        chain = _link(middleware, chain)
+    chain = _link(_open, chain)
     for middleware in reversed(observers):
-        chain = partial(middleware, call_next=chain)
+        chain = _link(middleware, chain)
     return chain
+
+
+def _link(middleware: Middleware, call_next: Next) -> Next:
+    # By position: a function may call its arguments what it likes.
+    return lambda hop: middleware(hop, call_next)
 
 
 async def _open(hop: Hop, call_next: Next) -> HopResult:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import anyio
 
 from events.ages import AppendTimes
+from events.attention_gate import Admit, Boost
 from events.deadletters import Death, Ended, Retry, read_entries
 from events.lanes import Lane, Place
 from events.persistence.store import Attempts, Checkpoint, Deferral, GroupRecord, LogName, Store, StoreLog
@@ -27,6 +28,8 @@ class Cursor:
         self.retries: dict[Place, Attempts] = {Place(*key): held for key, held in checkpoint.retries.items()}
         self.deferrals: dict[int, Deferral] = dict(checkpoint.deferrals)
         self.dead_letters = checkpoint.dead_letters
+        # What the gate let in, so that it is not asked again when the event was parked in between (rule W13).
+        self.admitted: dict[int, Admit | Boost] = {}
         self.lanes: dict[str, Lane] = {}
         self.saved_highest = self.settled.highest
         self.suspects_through = 0
@@ -79,6 +82,8 @@ class Cursor:
                 self.attempts.pop(place, None)
             if self.deferrals:
                 self.deferrals.pop(place.offset, None)
+            if self.admitted:
+                self.admitted.pop(place.offset, None)
 
     def is_settled(self, place: Place) -> bool:
         """Whether an event needs nothing more from this group."""

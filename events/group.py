@@ -201,7 +201,11 @@ class Group:
     def judge(self, cursor: Cursor, record: Record, place: Place) -> Decision:
         """Ask the gate about an event that was never attempted (rule W13); a deferral is remembered."""
         keeper = self.services.keeper
-        if keeper is None or place.round or place in cursor.attempts:
+        if keeper is None or place.round:
+            return _ADMIT
+        if (admitted := cursor.admitted.get(place.offset)) is not None:
+            return admitted
+        if place in cursor.attempts:
             return _ADMIT
         deferral = cursor.deferrals.get(place.offset)
         times = 0 if deferral is None else deferral.times
@@ -213,6 +217,8 @@ class Group:
             cursor.deferrals[place.offset] = Deferral(self.services.clock.now_ms() + delay_ms, delay_ms, times + 1)
             self.counts["deferred"] += 1
             self.services.checkpointer.touch(self, cursor)
+        elif not isinstance(decision, Drop):
+            cursor.admitted[place.offset] = Boost(decision.priority) if isinstance(decision, Boost) else _ADMIT
         return decision
 
     # -- room --------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
@@ -43,47 +43,81 @@ async def _until(log: StoreLog, stop: datetime | int | None) -> int:
     return log.next_offset if stop is None else min(stop, log.next_offset)
 
 
-async def _records(log: StoreLog, start: int, stop: int, read_bytes: int) -> AsyncIterator[Record]:
-    position = start
-    while position < stop:
-        records = await log.read(position, read_bytes)
-        for record in records:
-            if record.offset >= stop:
-                return
-            if not record.is_gap:
-                yield record
-        if not records:
-            return
-        position = records[-1].last + 1
+class _Stream:
+    """The records of one log between two offsets, read as they are asked for."""
+
+    def __init__(self, log: StoreLog, start: int, stop: int, read_bytes: int) -> None:
+        self.log = log
+        self._position = start
+        self._stop = stop
+        self._read_bytes = read_bytes
+        self._records: Iterator[Record] = iter(())
+
+    async def next(self) -> Record | None:
+        """The record that comes next; None at the end."""
+        while True:
+            for record in self._records:
+                if record.offset >= self._stop:
+                    return None
+                if not record.is_gap:
+                    return record
+            records = await self.log.read(self._position, self._read_bytes) if self._position < self._stop else []
+            if not records:
+                return None
+            self._position = records[-1].last + 1
+            self._records = iter(records)
 
 
-async def replay(
-    logs: Sequence[StoreLog],
-    start: Start,
-    stop: datetime | int | None,
-    filters: Sequence[Filter],
-    allowed: Callable[[StoreLog, EventMeta], bool],
-) -> AsyncIterator[ReplayRecord]:
-    """The records of all logs that are allowed and match, oldest first."""
-    read_bytes = max(_MIN_BUFFER_BYTES, _BUFFER_BYTES // max(1, len(logs)))
-    streams: list[tuple[int, int, Record, StoreLog, AsyncIterator[Record]]] = []
-    for index, log in enumerate(logs):
-        stream = _records(log, await _from(log, start), await _until(log, stop), read_bytes)
-        first = await anext(stream, None)
-        if first is not None:
-            streams.append((first.at, index, first, log, stream))
-    heapq.heapify(streams)
-    while streams:
-        at, index, record, log, stream = streams[0]
-        if allowed(log, record.meta):
-            event = record.event
-            if await _matches(filters, event):
-                yield ReplayRecord(log.name.space_id, log.name.topic, record.offset, at, event)
-        following = await anext(stream, None)
-        if following is None:
-            heapq.heappop(streams)
-        else:
-            heapq.heapreplace(streams, (following.at, index, following, log, stream))
+class Replay(AsyncIterator[ReplayRecord]):
+    """The records of all logs that are allowed and match, oldest first.
+
+    Not a generator: whoever leaves the loop early has nothing to close, on either event loop.
+    """
+
+    def __init__(
+        self,
+        logs: Callable[[], Awaitable[Sequence[StoreLog]]],
+        start: Start,
+        stop: datetime | int | None,
+        filters: Sequence[Filter],
+        allowed: Callable[[StoreLog, EventMeta], bool],
+    ) -> None:
+        self._logs = logs
+        self._start = start
+        self._stop = stop
+        self._filters = filters
+        self._allowed = allowed
+        self._streams: list[tuple[int, int, Record, _Stream]] | None = None
+
+    async def __anext__(self) -> ReplayRecord:
+        streams = self._streams
+        if streams is None:
+            streams = self._streams = await self._opened()
+        while streams:
+            at, index, record, stream = streams[0]
+            following = await stream.next()
+            if following is None:
+                heapq.heappop(streams)
+            else:
+                heapq.heapreplace(streams, (following.at, index, following, stream))
+            log = stream.log
+            if self._allowed(log, record.meta):
+                event = record.event
+                if await _matches(self._filters, event):
+                    return ReplayRecord(log.name.space_id, log.name.topic, record.offset, at, event)
+        raise StopAsyncIteration
+
+    async def _opened(self) -> list[tuple[int, int, Record, _Stream]]:
+        logs = await self._logs()
+        read_bytes = max(_MIN_BUFFER_BYTES, _BUFFER_BYTES // max(1, len(logs)))
+        streams: list[tuple[int, int, Record, _Stream]] = []
+        for index, log in enumerate(logs):
+            stream = _Stream(log, await _from(log, self._start), await _until(log, self._stop), read_bytes)
+            first = await stream.next()
+            if first is not None:
+                streams.append((first.at, index, first, stream))
+        heapq.heapify(streams)
+        return streams
 
 
 async def _matches(filters: Sequence[Filter], event: Event[Any]) -> bool:

@@ -233,9 +233,13 @@ class EventMeta(_Envelope):
             fields = {name: value for name, value in self.__dict__.items() if value is not None}
             del fields["event_id"], fields["ts"]
             return type(self)(**{**fields, **changes})
-        twin = self.__class__.__new__(self.__class__)
         # Checked when the template was made; only what is new is put in.
-        object.__setattr__(twin, "__dict__", {**self.__dict__, "event_id": _new_event_id(), "ts": _utc_now()})
+        return self.amended({"event_id": _new_event_id(), "ts": _utc_now()})
+
+    def amended(self, changes: Mapping[str, Any]) -> Self:
+        """A copy with other values that need no check: they were made by the bus, or checked before."""
+        twin = self.__class__.__new__(self.__class__)
+        object.__setattr__(twin, "__dict__", {**self.__dict__, **changes})
         object.__setattr__(twin, "__pydantic_fields_set__", self.__pydantic_fields_set__)
         object.__setattr__(twin, "__pydantic_extra__", self.__pydantic_extra__)
         object.__setattr__(twin, "__pydantic_private__", None)

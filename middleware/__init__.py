@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import os
 
+from events.cognitive_events import standard as standard_kinds
 from events.contracts import Middleware
+from events.taxonomy import Taxonomy
 from middleware.audit import AuditTrail
 from middleware.breaker import CircuitBreakerMiddleware
 from middleware.flags import FeatureFlags
@@ -19,6 +21,7 @@ from middleware.metrics import MetricsMiddleware
 from middleware.quarantine import QuarantineMiddleware
 from middleware.rbac import RBACMiddleware
 from middleware.redaction import RedactionMiddleware
+from middleware.schemas import PayloadSchemaMiddleware
 from middleware.tracing import TracingMiddleware
 from policies.rbac import PolicyEngine
 
@@ -27,6 +30,7 @@ __all__ = [
     "FeatureFlags",
     "IdempotencyMiddleware",
     "MetricsMiddleware",
+    "PayloadSchemaMiddleware",
     "QuarantineMiddleware",
     "RBACMiddleware",
     "RedactionMiddleware",
@@ -41,10 +45,12 @@ def standard(
     tracing: TracingMiddleware | None = None,
     metrics: MetricsMiddleware | None = None,
     audit: AuditTrail | None = None,
+    taxonomy: Taxonomy | None = None,
 ) -> list[Middleware]:
     """The usual chain, outermost first. `policies` is an engine, or a folder with policy.csv and topics.toml in it.
 
-    Without policies nothing is authorised and nothing redacted. `yours` stand behind all of it, next to the handler.
+    Without policies nothing is authorised, no payload is checked against its model, and nothing redacted. `yours` stand
+    behind all of it, next to the handler. `taxonomy` has the models: the cognitive ones, and what you added to them.
     """
     engine = policies if isinstance(policies, PolicyEngine | None) else PolicyEngine.of_folder(policies)
     topics = engine.topics if engine is not None else None
@@ -53,6 +59,7 @@ def standard(
         tracing or TracingMiddleware(),
         metrics,
         *([RBACMiddleware(engine, audit=audit)] if engine is not None else []),
+        *([PayloadSchemaMiddleware(taxonomy or standard_kinds(), topics)] if topics is not None else []),
         *([RedactionMiddleware(topics, registry=metrics.registry)] if topics is not None else []),
         *yours,
     ]

@@ -121,6 +121,11 @@ class _Family:
             except Exception:
                 log.exception("%s could not be collected", self.name)
 
+    def observations(self) -> Iterable[Observation]:
+        """The family as OpenTelemetry wants it."""
+        for labels, value in self.series():
+            yield Observation(value, dict(zip(self.labels, labels, strict=True)))
+
     def lines(self) -> Iterable[str]:
         """The family as text."""
         yield f"# HELP {self.name} {_escaped_help(self.help)}"
@@ -180,16 +185,22 @@ class Registry:
 
     @staticmethod
     def _observe(meter: Meter, family: _Family) -> None:
-        # Weakly: a meter keeps its callbacks for ever, and a process may open and close many buses.
-        known = weakref.ref(family)
-
-        def observe(_options: CallbackOptions) -> Iterable[Observation]:
-            alive = known()
-            for labels, value in alive.series() if alive is not None else ():
-                yield Observation(value, dict(zip(alive.labels, labels, strict=True)) if alive else None)
-
         create = meter.create_observable_counter if family.kind == "counter" else meter.create_observable_gauge
-        create(family.name, callbacks=[observe], description=family.help)
+        create(family.name, callbacks=[weakly(family.observations)], description=family.help)
+
+
+def weakly(method: Callable[[], Iterable[Observation]]) -> Callable[[CallbackOptions], Iterable[Observation]]:
+    """A method as a callback that does not keep its object alive.
+
+    A meter keeps its callbacks for ever, and a process may open and close many buses.
+    """
+    known = weakref.WeakMethod(method)
+
+    def observe(_options: CallbackOptions) -> Iterable[Observation]:
+        alive = known()
+        return () if alive is None else alive()
+
+    return observe
 
 
 def _histogram_lines(name: str, pairs: list[tuple[str, str]], histogram: Histogram) -> Iterable[str]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from opentelemetry import metrics
-from opentelemetry.metrics import MeterProvider
+from opentelemetry.metrics import MeterProvider, Observation
 
 from events.contracts import Hop, HopResult, Next, Settlement, Stage
 from events.errors import StorageFull
@@ -17,7 +17,7 @@ from events.persistence.store import LogName
 from events.types import Ack, EventMeta
 from middleware import conventions as names
 from middleware.depth import DeadLetterDepth
-from middleware.instruments import BoundedNames, Histogram, Labels, Latency, Registry, Sample
+from middleware.instruments import BoundedNames, Histogram, Labels, Latency, Registry, Sample, weakly
 
 if TYPE_CHECKING:
     from events.bus import EventBus, Statistics
@@ -33,11 +33,12 @@ Sink = Callable[[str, float, Mapping[str, str]], object]
 class _Series:
     """What is known of one topic (group is None), or of one topic in one group."""
 
-    __slots__ = ("_attributes", "_base", "done", "failed", "labels", "latency", "retried", "skipped")
+    __slots__ = ("_attributes", "_base", "done", "failed", "labels", "latency", "messages", "retried", "skipped")
 
     def __init__(self, topic: str, group: str | None) -> None:
         self.labels = {"topic": topic} if group is None else {"topic": topic, "group": group}
         self.done = 0
+        self.messages: Counter[str | None] = Counter()
         self.failed: Counter[str] = Counter()
         self.skipped: Counter[str] = Counter()
         self.retried = 0
@@ -86,8 +87,12 @@ class MetricsMiddleware:
         self._process_s = meter.create_histogram(
             "messaging.process.duration", "s", "Duration of a handle.", explicit_bucket_boundaries_advisory=buckets
         )
-        self._sent = meter.create_counter("messaging.client.sent.messages", "{message}", "Events published.")
-        self._consumed = meter.create_counter("messaging.client.consumed.messages", "{message}", "Events delivered.")
+        # Observed, where the conventions' counters could be added to as well: exported alike, at no cost an event.
+        for name, described, observe in (
+            ("messaging.client.sent.messages", "Events published.", self._observe_sent),
+            ("messaging.client.consumed.messages", "Events delivered.", self._observe_consumed),
+        ):
+            meter.create_observable_counter(name, [weakly(observe)], "{message}", described)
         self._sink = sink
         self._is_sink_broken = False
         self._topic_names, self._group_names, self._reasons = (BoundedNames(max_label_values) for _ in range(3))
@@ -138,9 +143,8 @@ class MetricsMiddleware:
     def _published(self, hop: Hop, seconds: float, _result: HopResult, error: str | None) -> None:
         for topic, number in _by_topic(hop.metas):
             series = self._topics.get(topic) or self._new_topic(topic)
-            attributes = series.attributes(names.PUBLISH, "send", error)
-            self._operation_s.record(seconds, attributes)
-            self._sent.add(number, attributes)
+            self._operation_s.record(seconds, series.attributes(names.PUBLISH, "send", error))
+            series.messages[error] += number
             if error is not None:
                 series.failed[error] += number
                 self._tell("events_publish_err_total", number, {**series.labels, "error": error})
@@ -156,12 +160,13 @@ class MetricsMiddleware:
         for topic, number in _by_topic(hop.metas):
             series = self._pairs.get((topic, group)) or self._new_pair(topic, group)
             ok, failures = (0, [error] * number) if error is not None else _judged(hop, topic, result)
-            attributes = series.attributes(names.HANDLE, "process", failures[0] if failures else None)
-            self._process_s.record(seconds, attributes)
-            self._consumed.add(number, attributes)
+            error = failures[0] if failures else None
+            self._process_s.record(seconds, series.attributes(names.HANDLE, "process", error))
+            series.messages[error] += number
             series.done += ok
             series.latency.record(seconds)
-            series.failed.update(failures)
+            if failures:
+                series.failed.update(failures)
             if self._sink is not None:
                 for name, count in (("events_handle_ok_total", ok), ("events_handle_err_total", len(failures))):
                     if count:
@@ -230,6 +235,16 @@ class MetricsMiddleware:
         add.counter("events_dropped_total", "Events the gate dropped.", group, of_groups("dropped", sum))
         add.counter("events_deferred_total", "Times the gate put an event off.", group, of_groups("deferred", sum))
         add.counter("events_lost_total", "Events given up by a repair or retention.", group, of_groups("lost", sum))
+
+    def _observe_sent(self) -> Iterable[Observation]:
+        for one in list(self._topics.values()):
+            for error, count in list(one.messages.items()):
+                yield Observation(count, one.attributes(names.PUBLISH, "send", error))
+
+    def _observe_consumed(self) -> Iterable[Observation]:
+        for one in list(self._pairs.values()):
+            for error, count in list(one.messages.items()):
+                yield Observation(count, one.attributes(names.HANDLE, "process", error))
 
     def _each_topic(self, value: Callable[[_Series], float]) -> Callable[[], Iterable[Sample]]:
         return lambda: [(tuple(one.labels.values()), value(one)) for one in list(self._topics.values())]

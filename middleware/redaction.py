@@ -93,7 +93,7 @@ class RedactionMiddleware:
         if cleaned is free:
             return meta
         kept = {name: text for name, text in meta.headers.items() if name in _TRACE_HEADERS}
-        return meta.model_copy(update={"headers": FrozenDict({**kept, **cleaned})})
+        return meta.amended({"headers": FrozenDict({**kept, **cleaned})})
 
     def _counts(self) -> Iterable[Sample]:
         return [((name,), count) for name, count in list(self.found.items())]

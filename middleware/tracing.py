@@ -11,7 +11,7 @@ class of an error are recorded, never a payload and, since an error's text may q
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextvars import ContextVar
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Final
@@ -60,24 +60,19 @@ class TracingMiddleware:
         self._tracer: Tracer | None = None
         self._parent = parent
         self._base = lru_cache(1024)(partial(_base_attributes, template))
-        # The span of each attempt that has ended and is about to be settled.
-        self._handled: dict[_HandleKey, SpanContext] = {}
+        # The context of each attempt that has ended and is about to be settled.
+        self._handled: dict[_HandleKey, Context] = {}
 
     def attach(self, bus: EventBus) -> None:
         """A new bus: whatever the last one left unsettled will be delivered anew."""
         self._handled.clear()
 
-    async def __call__(self, hop: Hop, call_next: Next) -> HopResult:
+    def __call__(self, hop: Hop, call_next: Next) -> Coroutine[Any, Any, HopResult]:
+        # Plain, so that each hop is one coroutine less.
         tracer = self._tracer or self._find_tracer()
-        if not hop.metas:
-            return await call_next(hop)
         if hop.kind == "publish":
-            return await (self._publish(tracer, hop, call_next) if tracer else _pass_on(hop, call_next))
-        token = _trace_id.set(hop.metas[0].trace_id if len(hop.metas) == 1 else None)
-        try:
-            return await (self._handle(tracer, hop, call_next) if tracer else _without_ambient(hop, call_next))
-        finally:
-            _trace_id.reset(token)
+            return _pass_on(hop, call_next) if tracer is None else self._publish(tracer, hop, call_next)
+        return _without_ambient(hop, call_next) if tracer is None else self._handle(tracer, hop, call_next)
 
     def _find_tracer(self) -> Tracer | None:
         """The tracer, once there is a provider: it may be installed after us, and is never replaced."""
@@ -90,6 +85,8 @@ class TracingMiddleware:
 
     async def _publish(self, tracer: Tracer, hop: Hop, call_next: Next) -> HopResult:
         metas, sizes = hop.metas, hop.sizes
+        if not metas:
+            return await call_next(hop)
         name, base = self._base(names.PUBLISH, "send", _common(metas, "topic"), None)
         attributes = {**base, **_about_events(metas), "size_bytes": sum(sizes)}
         if len(metas) == 1:
@@ -136,20 +133,23 @@ class TracingMiddleware:
             record_exception=False,
             set_status_on_exception=False,
         )
-        token = contexts.attach(trace.set_span_in_context(span, context))
+        context = trace.set_span_in_context(span, context)
+        token, trace_token = contexts.attach(context), _trace_id.set(metas[0].trace_id if len(metas) == 1 else None)
         started = time.perf_counter()
         try:
             result = await call_next(hop)
-            self._mark_outcome(span, hop, result)
+            if result is not None or hop.verdicts:
+                _mark_outcome(span, hop, result)
             return result
         except BaseException as error:
             _mark_failed(span, names.error_type_of(error))
             raise
         finally:
             span.set_attribute("lat_ms", (time.perf_counter() - started) * 1000)
+            _trace_id.reset(trace_token)
             contexts.detach(token)
             span.end()
-            self._handled[hop.group, first.space_id, first.topic, first.offset] = span.get_span_context()
+            self._handled[hop.group, first.space_id, first.topic, first.offset] = context
 
     def _origin(self, metas: Sequence[EventMeta]) -> tuple[Context, Sequence[Link]]:
         """Where an attempt comes from: never from whatever ran when the worker was started."""
@@ -163,15 +163,6 @@ class TracingMiddleware:
             return trace.set_span_in_context(trace.NonRecordingSpan(producer), context), ()
         return context, () if producer is None else (Link(producer),)
 
-    def _mark_outcome(self, span: Span, hop: Hop, result: HopResult) -> None:
-        verdicts = [names.verdict_of(hop, index, result) for index in range(len(hop.deliveries))]
-        outcomes = {names.outcome_of(verdict) for verdict in verdicts}
-        if outcomes != {None}:
-            span.set_attribute(names.OUTCOME, outcomes.pop() or "acked" if len(outcomes) == 1 else "mixed")
-        failure = next(filter(None, map(names.failure_of, verdicts)), None)
-        if failure is not None:
-            _mark_failed(span, failure)
-
     # -- settle ------------------------------------------------------------------------------------------------
 
     def settled(self, settlements: Sequence[Settlement]) -> None:
@@ -179,10 +170,10 @@ class TracingMiddleware:
         tracer = self._tracer
         if tracer is None:
             return
-        attempt = None
+        context: Context | None = None
         for one in settlements:
-            attempt = self._handled.pop((one.group, one.space_id, one.topic, one.offset), None) or attempt
-        if attempt is not None and not attempt.trace_flags.sampled:
+            context = self._handled.pop((one.group, one.space_id, one.topic, one.offset), None) or context
+        if context is not None and not trace.get_current_span(context).get_span_context().trace_flags.sampled:
             return
         first, metas = settlements[0], [one.meta for one in settlements]
         topic = first.topic if len(metas) == 1 else _common(metas, "topic")
@@ -191,15 +182,12 @@ class TracingMiddleware:
         attributes = {**base, **_about_events(metas), names.OUTCOME: first.outcome if len(outcomes) == 1 else "mixed"}
         if len(metas) == 1:
             attributes[names.OFFSET] = attributes["offset"] = first.offset
-        context, links = _NO_CONTEXT, _links(metas)
-        if attempt is not None:
-            context, links = trace.set_span_in_context(trace.NonRecordingSpan(attempt), context), ()
         span = tracer.start_span(
             name,
-            context=context,
+            context=_NO_CONTEXT if context is None else context,
             kind=SpanKind.CLIENT,
             attributes=attributes,
-            links=links,
+            links=_links(metas) if context is None else (),
             start_time=first.started_ns,
         )
         span.end(first.ended_ns)
@@ -244,6 +232,16 @@ def _common(metas: Sequence[EventMeta], field: str) -> str | None:
     """The value that all of them have in a field, if they do."""
     value = getattr(metas[0], field)
     return str(value) if len(metas) == 1 or all(getattr(meta, field) == value for meta in metas) else None
+
+
+def _mark_outcome(span: Span, hop: Hop, result: HopResult) -> None:
+    verdicts = [names.verdict_of(hop, index, result) for index in range(len(hop.deliveries))]
+    outcomes = {names.outcome_of(verdict) for verdict in verdicts}
+    if outcomes != {None}:
+        span.set_attribute(names.OUTCOME, outcomes.pop() or "acked" if len(outcomes) == 1 else "mixed")
+    failure = next(filter(None, map(names.failure_of, verdicts)), None)
+    if failure is not None:
+        _mark_failed(span, failure)
 
 
 def _mark_failed(span: Span, error_type: str) -> None:
@@ -302,7 +300,6 @@ def _in_envelopes(hop: Hop, context: SpanContext) -> Hop:
 def _with_context(
     meta: EventMeta, traceparent: str | None, trace_id: str | None, carried: Mapping[str, str]
 ) -> EventMeta:
-    # Copied without the checks of `replace`: all of it was made here, or checked before.
     changes: dict[str, Any] = {}
     if meta.traceparent is None and traceparent is not None:
         changes["traceparent"] = traceparent
@@ -312,7 +309,7 @@ def _with_context(
         trace_id = meta.traceparent[3:35]
     if meta.trace_id is None and trace_id is not None:
         changes["trace_id"] = trace_id
-    return meta.model_copy(update=changes) if changes else meta
+    return meta.amended(changes) if changes else meta
 
 
 async def _pass_on(hop: Hop, call_next: Next) -> HopResult:
@@ -325,10 +322,12 @@ async def _pass_on(hop: Hop, call_next: Next) -> HopResult:
 
 async def _without_ambient(hop: Hop, call_next: Next) -> HopResult:
     """Handle without a provider: what was current when the worker was started is not this event's context."""
-    if not trace.get_current_span().get_span_context().is_valid:
-        return await call_next(hop)
-    token = contexts.attach(_NO_CONTEXT)
+    metas = hop.metas
+    trace_token = _trace_id.set(metas[0].trace_id if len(metas) == 1 else None)
+    token = contexts.attach(_NO_CONTEXT) if trace.get_current_span().get_span_context().is_valid else None
     try:
         return await call_next(hop)
     finally:
-        contexts.detach(token)
+        _trace_id.reset(trace_token)
+        if token is not None:
+            contexts.detach(token)

@@ -142,10 +142,11 @@ class Report:
         console.print(f"\n[bold]{self.title}[/]\n[dim]{parameters}[/]\n")
         table = Table(box=None, header_style="dim", pad_edge=False)
         for heading in ("", "events/s", "spread", "µs each", ""):
-            table.add_column(heading, justify="left" if heading == "" else "right")
+            table.add_column(heading, justify="left" if heading == "" else "right", no_wrap=True)
         fastest = max(figures.rate for figures in self.figures.values())
+        room = max(4, min(30, console.width - 40 - max(map(len, self.figures))))
         for name, figures in self.figures.items():
-            bar = Text("━" * max(1, round(30 * figures.rate / fastest)), style="cyan" if "bare" not in name else "dim")
+            bar = Text("━" * max(1, round(room * figures.rate / fastest)), style="dim" if "bare" in name else "cyan")
             table.add_row(name, f"{figures.rate:,.0f}", f"{figures.spread:.0%}", f"{figures.microseconds:,.2f}", bar)
         console.print(table)
         ratios = Table(box=None, header_style="dim", pad_edge=False)

@@ -51,6 +51,10 @@ class Gatekeeper:
         if ended is not None:
             await ended
 
+    async def forget_group(self, group: str) -> None:
+        """A group was deleted. Its journals stay, as its dead letters do; what was learnt of it goes."""
+        self._hook("forget_group", group)
+
     async def run(self, services: Services) -> None:
         """What the gate itself does on the bus, as code that the bus runs. Its end, or its failure, stops nothing."""
         services.mark_bus_code()
@@ -90,7 +94,9 @@ class Gatekeeper:
         try:
             if self._sense is not None:
                 context = self._sense(event, context)
-            decision = treatment(_checked(self.gate.decide(event, context)), context)
+            decision = self.gate.decide(event, context)
+            if type(decision) is not Admit:
+                decision = treatment(_checked(decision), context)
             if self._learn is not None:
                 self._learn(event, context, decision)
         except Exception:

@@ -175,6 +175,10 @@ class SalienceGate:
                         self._focus.hear(record.event, now_ms)
                 position = records[-1].last + 1
 
+    def forget_group(self, group: str) -> None:
+        """Forget what was learnt of a group that is no more."""
+        self._groups.pop(group, None)
+
     async def run(self) -> None:
         """Follow the requests for attention, tell of crossings, and watch the policy, until cancelled."""
         assert self._bus is not None

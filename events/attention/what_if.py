@@ -1,7 +1,8 @@
 """What another policy would have decided: the recorded events, each in the context that was recorded with it.
 
-Load, focus and times are those of the record (rule W13). What is not simulated is how other decisions would have
-changed them: with more events dropped the load would have been lower, and the level with it. The report says so.
+Load, focus and times are those of the record (rule W13), and so is what had been met and spent. What is not simulated
+is how other decisions would have changed them: with more events dropped the load would have been lower, and the level
+with it. The report says so.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from events.settled import SettledOffsets
 from events.units import show_moment
 
 NOT_SIMULATED: Final = (
-    "Load, focus and times are the recorded ones: how other decisions would have changed the load is not simulated."
+    "Load, focus, times, familiarity and spent budgets are the recorded ones: "
+    "how other decisions would have changed them is not simulated."
 )
 _WORDS: Final = ("admit", "boost", "defer", "drop")
 

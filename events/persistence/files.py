@@ -213,8 +213,8 @@ def make_directories(fs: FileSystem, path: str) -> None:
 
 
 def list_or_empty(fs: FileSystem, path: str) -> list[str]:
-    """The names in a directory; none where it does not exist yet."""
+    """The names in a directory; none where it does not exist yet, or where a file or a link stands in its place."""
     try:
         return sorted(fs.listdir(path))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return []

@@ -401,6 +401,7 @@ class Log:
         dropped = self._segments[: max(0, keep)]
         if not dropped:
             return []
+        self.sync()  # the last record stays, after a power cut too
         before = self.first_offset, self._segments
         # The offset first: whoever misses a segment in the list must find out that it was deleted.
         self.first_offset, self._segments = firsts[keep][1], self._segments[len(dropped) :]

@@ -9,7 +9,7 @@ import anyio
 import anyio.lowlevel
 
 from events.clock import AnchoredClock, Clock
-from events.errors import OffsetGone
+from events.errors import LogPoisoned, OffsetGone
 from events.names import check_group, check_space, check_topic
 from events.persistence.codec import Record, encode_line, payload_starts, published_record
 from events.persistence.recovery import Examination
@@ -169,6 +169,10 @@ class MemoryStore:
 
     @property
     def reports(self) -> Sequence[tuple[LogName, Examination]]:
+        return ()
+
+    @property
+    def poisoned(self) -> Sequence[LogPoisoned]:
         return ()
 
     def statistics(self) -> Mapping[str, int]:

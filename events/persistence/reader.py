@@ -96,8 +96,10 @@ class LogReader:
             if number != numbers[-1]:
                 durable = max(durable, last_valid)  # sealed: synced before its successor was created
             position = 0
+        if mark is not None:
+            durable = max(durable, mark.durable)  # also where its segment is missing: reading on must say so
         _, segment, position = ends[bisect_right(ends, durable, key=lambda end: end[0]) - 1]
-        return Proof(first, durable, last_valid - durable, numbers, segment, position)
+        return Proof(first, durable, max(0, last_valid - durable), numbers, segment, position)
 
     def _start(self, mark: Mark | None, numbers: list[int]) -> tuple[int, int, int]:
         """A segment, a byte in it, and the last offset before that: all up to there is durable."""

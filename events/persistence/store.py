@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
+from events.errors import LogPoisoned
 from events.persistence.codec import Record
 from events.persistence.recovery import Examination
 from events.types import EventMeta
@@ -217,6 +218,11 @@ class Store(Protocol):
     @property
     def reports(self) -> Sequence[tuple[LogName, Examination]]:
         """What recovery found that was not clean, newest last; a bounded number of them."""
+        ...
+
+    @property
+    def poisoned(self) -> Sequence[LogPoisoned]:
+        """The logs that take no more, because the disk failed while they were written."""
         ...
 
     def statistics(self) -> Mapping[str, int]: ...

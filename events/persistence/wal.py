@@ -16,7 +16,7 @@ from weakref import WeakValueDictionary
 import anyio
 
 from events.clock import AnchoredClock, Clock
-from events.errors import CorruptLog, StorageError
+from events.errors import CorruptLog, LogPoisoned, StorageError
 from events.names import check_space
 from events.persistence.ballast import Ballast
 from events.persistence.checkpoints import (
@@ -110,7 +110,7 @@ class WalStore:
         self._workspace = Workspace(self.fs, self.layout)
         self._handles = Handles(self.fs, self.settings.max_open_files)
         self._logs: dict[tuple[str, str], CommittedLog | _Opening] = {}
-        self._attended: set[CommittedLog] = set()
+        self._attended: dict[CommittedLog, None] = {}  # in order, so that a simulation repeats itself
         self._unsynced: dict[CommittedLog, None] = {}
         self._wake = anyio.Event()
         self._generations: dict[str, int] = {}
@@ -164,12 +164,12 @@ class WalStore:
                 last_sync, sync_due = now, True
             for log in list(self._attended):
                 if not log.keep(now, sync_due=sync_due):
-                    self._attended.discard(log)
+                    self._attended.pop(log, None)
 
     def attend(self, log: CommittedLog) -> None:
         """Have `run` look after a log until it says that nothing is left to do."""
         if log not in self._attended:
-            self._attended.add(log)
+            self._attended[log] = None
             self._wake.set()
 
     def wrote_unsynced(self, log: CommittedLog) -> None:
@@ -401,6 +401,11 @@ class WalStore:
     @property
     def reports(self) -> Sequence[tuple[LogName, Examination]]:
         return list(self._reports)
+
+    @property
+    def poisoned(self) -> Sequence[LogPoisoned]:
+        errors = (log.error for log in list(self._logs.values()) if isinstance(log, CommittedLog))
+        return [error for error in errors if isinstance(error, LogPoisoned)]
 
     def statistics(self) -> Mapping[str, int]:
         return {

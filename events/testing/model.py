@@ -100,6 +100,7 @@ class Ledger:
         self.refused: dict[str, None] = {}
         self.seen: dict[Place, Seen] = {}
         self.where: dict[str, Place] = {}
+        self.subscribed: dict[str, None] = {}
         self.starts: dict[str, Mapping[LogName, int]] = {}
         self.ended: dict[tuple[str, Place], str] = {}
         self.buried: dict[Round, int] = {}
@@ -127,13 +128,12 @@ class Ledger:
             return {log: max(events) + 1 for log, events in facts.logs.items() if plan.covers(log)}
         return {log: first for log in facts.logs if plan.covers(log) and (first := facts.first(log)) > 1}
 
-    def saw_saved(self, consumer: Consumer) -> None:
-        """What a group has done is on disk by now: that was promised."""
-        for place in consumer.settled:
-            self.journal.put(self.saved, (consumer.plan.name, place))
-        for identity, count in consumer.counts.items():
-            if count:
-                self.journal.put(self.saved_attempts, identity, count)
+    def saw_saved(self, group: str, progress: Progress) -> None:
+        """What a group did in this process is on disk by now: that was promised."""
+        for place in progress.settled:
+            self.journal.put(self.saved, (group, place))
+        for identity, count in progress.attempts.items():
+            self.journal.put(self.saved_attempts, identity, count)
 
     # -- what must be true of the disk between two processes ---------------------------------------------------
 
@@ -151,15 +151,15 @@ class Ledger:
 
     def _check_groups(self, facts: Facts) -> None:
         """W3: a group whose subscribe returned exists, and begins where it began."""
-        for group, starts in self.starts.items():
-            record = facts.groups.get(group)
-            if record is None:
+        for group in self.subscribed:
+            if group not in facts.groups:
                 raise Violation(f"W3: group {group} is gone")
-            if self.plans[group].start == "latest" and _starts_of(record, self.logs) != starts:
-                raise Violation(f"W3: group {group} began at {starts} and now begins at {record['ends']}")
+        known, self.starts = self.starts, {}
         for group, record in facts.groups.items():
-            if group not in self.starts:
-                self.starts[group] = _starts_of(record, self.logs) or self.first_starts(self.plans[group], facts)
+            found = _starts_of(record, self.logs)
+            self.starts[group] = known.get(group, found or self.first_starts(self.plans[group], facts))
+            if self.plans[group].start == "latest" and found != self.starts[group]:
+                raise Violation(f"W3: group {group} began at {self.starts[group]} and now begins at {found}")
 
     def _check_events(self, facts: Facts) -> None:
         """S4, S5: what is in a log was published there, once, and is whole."""
@@ -290,6 +290,13 @@ def _alive(ledger: Ledger, facts: Facts, group: str) -> set[Round]:
     return found
 
 
+class Progress(NamedTuple):
+    """What a group did in one process: the events that it settled, and the attempts that it failed at."""
+
+    settled: frozenset[Place]
+    attempts: Mapping[Round, int]
+
+
 class Handed(NamedTuple):
     """An event in the hands of a handler. A plain handler is not told which attempt it is."""
 
@@ -321,6 +328,8 @@ class Consumer:
         self.settled = {Place(log, offset) for log in facts.logs for offset in facts.settled(name, log)}
         self.rounds = facts.rounds(name)
         self.counts: dict[Round, int] = {}
+        self._settled_here: set[Place] = set()
+        self._failed_here: set[Round] = set()
         self.failed: set[Round] = set()  # they come again, alone and when they are due
         self.suspects: set[Round] = set()  # they were running when the last process ended
         self.doomed: set[Round] = set()  # they were running once too often, and end unheard
@@ -341,6 +350,12 @@ class Consumer:
                 self.doomed.add(identity)
                 self._ledger.journal.put(self._ledger.ended, identity[:2], "dead")
                 self._ledger.journal.put(self._ledger.buried, identity, count)
+
+    @property
+    def progress(self) -> Progress:
+        """What it did since it was subscribed; only that is saved when it is told to save."""
+        attempts = {identity: self.counts[identity] for identity in self._failed_here if identity in self.counts}
+        return Progress(frozenset(self._settled_here), attempts)
 
     def unsettled(self, present: Mapping[LogName, Mapping[int, str]]) -> Iterator[Place]:
         """The events that the group has still to get."""
@@ -445,6 +460,7 @@ class Consumer:
             else:
                 self.failed.add(identity)
                 if outcome == "failed":
+                    self._failed_here.add(identity)
                     self.counts[identity] = self.counts.get(identity, 0) + 1
                     if self.counts[identity] > self.plan.max_retries:
                         self._bury(identity, self.counts[identity])
@@ -457,6 +473,7 @@ class Consumer:
             self._ledger.journal.put(self._ledger.finished, identity)
         else:
             self.settled.add(place)
+            self._settled_here.add(place)
             self._ledger.journal.put(self._ledger.ended, identity[:2], "acked")
 
     def _bury(self, identity: Round, attempts: int) -> None:
@@ -466,6 +483,7 @@ class Consumer:
         self.rounds[place] = (number, False)
         if not number:
             self.settled.add(place)
+            self._settled_here.add(place)
             self._ledger.journal.put(self._ledger.ended, (name, place), "dead")
 
     def _over(self, identity: Round) -> None:

@@ -29,7 +29,7 @@ from events.testing.clock import FakeClock
 from events.testing.crashes import fates
 from events.testing.facts import Facts, Place, read_facts
 from events.testing.images import Choice, Image
-from events.testing.model import Consumer, GroupPlan, Handed, Ledger, Outcome, Running, Sent, Violation
+from events.testing.model import Consumer, GroupPlan, Handed, Ledger, Outcome, Progress, Running, Sent, Violation
 from events.testing.simulated import SimulatedFileSystem, crashed
 from events.testing.stepping import SteppedLoop
 from events.types import Ack, Event, EventMeta, Nack, Receipt
@@ -270,6 +270,7 @@ class World:
         )
         self._subscriptions[group] = self._finished(work)
         ledger.journal.put(ledger.starts, group, starts)
+        ledger.journal.put(ledger.subscribed, group)
 
     def unsubscribe(self, group: str) -> None:
         """Stop consuming; what the group did is saved, and what was running is released."""
@@ -281,8 +282,7 @@ class World:
         self._finished(self._bus.unsubscribe(self._subscriptions.pop(group)))
         del self.consumers[group]
         self._after_step()
-        self._check_saved(consumer, consumer.settled)
-        self.ledger.saw_saved(consumer)
+        self._check_saved(consumer, consumer.progress)
 
     def _handler(self, plan: GroupPlan) -> Any:
         async def delivered(event: Event[Any], delivery: Delivered) -> Verdict:
@@ -392,35 +392,29 @@ class World:
 
     def advance(self, seconds: float) -> None:
         """Let time pass. What groups had done before is saved then, if it was long enough."""
-        before = {group: set(consumer.settled) for group, consumer in self.consumers.items()}
-        attempts = {group: dict(consumer.counts) for group, consumer in self.consumers.items()}
+        before = {group: consumer.progress for group, consumer in self.consumers.items()}
         self._loop.run_until_complete(self._clock.advance(seconds))
         self._after_step()
         if seconds < _SAVED_S:
             return
-        for group, settled in before.items():
-            consumer = self.consumers[group]
-            self._check_saved(consumer, settled)
-            for place in settled:
-                self.ledger.journal.put(self.ledger.saved, (group, place))
-            for identity, count in attempts[group].items():
-                if count and consumer.counts.get(identity, 0) >= count:
-                    self.ledger.journal.put(self.ledger.saved_attempts, identity, count)
+        for group, progress in before.items():
+            self._check_saved(self.consumers[group], progress)
         if seconds >= _PATIENCE_S and not self._deliveries:
             self._check_alive(patient=True)
 
-    def _check_saved(self, consumer: Consumer, settled: set[Place]) -> None:
-        """A checkpoint follows within its interval: it has what was settled before, and nothing that was not."""
+    def _check_saved(self, consumer: Consumer, progress: Progress) -> None:
+        """W1: a checkpoint has what was settled before, and nothing that was not; and it stays."""
         facts, group = self.facts(), consumer.plan.name
         for log in facts.logs:
             start = consumer.starts.get(log, 1)
             found = {Place(log, offset) for offset in facts.settled(group, log) if offset >= start}
-            expected = {place for place in settled if place.log == log and start <= place.offset in facts.logs[log]}
+            expected = {place for place in progress.settled if place.log == log and place.offset in facts.logs[log]}
             if not expected <= found:
                 raise Violation(f"W1: group {group} did not save that it settled {sorted(expected - found)}")
             unknown = {place for place in found - consumer.settled if (group, place, 0) not in consumer.doomed}
             if unknown:
                 raise Violation(f"S2: group {group} saved that it settled {sorted(unknown)}, and has not")
+        self.ledger.saw_saved(group, progress)
 
     def compact(self) -> None:
         """Delete the segments that all groups have settled."""
@@ -496,8 +490,7 @@ class World:
             raise Violation("W17: close did not return")
         self._after_step()
         for consumer in self.consumers.values():
-            self._check_saved(consumer, consumer.settled)
-            self.ledger.saw_saved(consumer)
+            self._check_saved(consumer, consumer.progress)
         if self._fs.open_handles:
             raise Violation(f"W17: {self._fs.open_handles} files are open after close")
 

@@ -114,6 +114,7 @@ async def test_closing_while_publishers_wait_for_room(timed_bus: EventBus, fake_
     await timed_bus.subscribe("actions", "learner", held, max_inflight=1)
     await fake_clock.advance(0)
     await timed_bus.publish(an_event(1))
+    await fake_clock.advance(0)
     outcomes: list[Any] = []
 
     async def publish() -> None:
@@ -280,10 +281,15 @@ async def test_subscribing_beside_a_close_is_refused_or_closed_with_the_rest(tmp
 
 async def test_leaving_the_block_by_an_error_closes_the_bus(tmp_path: Path) -> None:
     """`async with`: an error in the block does not keep the workspace locked, and stays the error."""
-    with pytest.raises(LookupError):
-        async with disk_bus(tmp_path / "w") as bus:
+    bus = disk_bus(tmp_path / "w")
+
+    async def break_off() -> None:
+        async with bus:
             await bus.publish(an_event(1))
             raise LookupError("mine")
+
+    with pytest.raises(LookupError):
+        await break_off()
     assert bus.health().state == "closed"
 
 
@@ -321,3 +327,31 @@ async def test_a_handler_of_one_bus_may_run_and_close_another(tmp_path: Path) ->
         await bus.publish(an_event(1))
         await settled(bus)
     assert done == [1]
+
+
+async def test_whoever_waits_for_the_bus_to_settle_hears_of_its_end(timed_bus: EventBus, fake_clock: FakeClock) -> None:
+    """W17: `wait_settled` neither hangs on a bus that closes nor calls it settled; on a group that left, it goes on."""
+    held = Held()
+    leaving = await timed_bus.subscribe("actions", "leaving", held)
+    await timed_bus.publish(an_event(1))
+    outcomes: list[str] = []
+
+    async def wait() -> None:
+        try:
+            await timed_bus.wait_settled()
+            outcomes.append("settled")
+        except BusClosed as closed:
+            outcomes.append(closed.code)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(wait)
+        await fake_clock.advance(0)
+        await timed_bus.unsubscribe(leaving)
+        await fake_clock.advance(0)
+        assert outcomes == ["settled"]
+        await timed_bus.subscribe("actions", "staying", held)
+        await fake_clock.advance(0)
+        tasks.start_soon(wait)
+        await fake_clock.advance(0)
+        await timed_bus.close(timeout_s=0)
+    assert outcomes == ["settled", "BUS_CLOSED"]

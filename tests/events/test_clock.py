@@ -88,7 +88,9 @@ def test_a_wall_time_is_freed_of_the_jump_it_was_taken_in(jump: int) -> None:
     assert clock.corrected_ms(after_wall, after) == after
     clock.pass_ms(1000)
     clock.wall -= jump
-    assert clock.corrected_ms(clock.wall, clock.now_ms()) == START_MS + 12_000
+    clock.now_ms()
+    clock.pass_ms(2000)  # close to a jump nobody can tell on which side of it a time was noted
+    assert clock.corrected_ms(clock.wall, clock.now_ms()) == START_MS + 14_000
 
 
 def test_small_drift_is_no_jump() -> None:
@@ -107,6 +109,7 @@ def test_the_memory_of_jumps_is_bounded() -> None:
         clock.wall += HOUR_MS
         clock.now_ms()
     assert len(clock._jumps) <= 64
+    clock.pass_ms(2000)
     assert clock.corrected_ms(clock.wall, clock.now_ms()) == clock.now_ms()
 
 

@@ -92,12 +92,13 @@ def test_a_group_with_a_fault_costs_nobody_else_the_batch(caplog: pytest.LogCapt
 async def test_a_publisher_stops_at_max_inflight(timed_bus: EventBus, fake_clock: FakeClock) -> None:
     """W12: with a stopped handler exactly `max_inflight` events are taken; then the publisher waits."""
     held = Held()
+    await timed_bus.publish(an_event(0))
     await timed_bus.subscribe("actions", "slow", held, max_inflight=8)
     await fake_clock.advance(0)
-    published: list[int] = []
+    published: list[int] = [0]
 
     async def publish() -> None:
-        for number in range(20):
+        for number in range(1, 20):
             await timed_bus.publish(an_event(number))
             published.append(number)
 
@@ -119,6 +120,7 @@ async def test_an_impatient_publisher_gets_queue_full_and_nothing_is_written(
     await timed_bus.subscribe("actions", "slow", held, max_inflight=1)
     await fake_clock.advance(0)
     await timed_bus.publish(an_event(1))
+    await fake_clock.advance(0)
     failures: list[tuple[float, QueueFull]] = []
 
     async def publish(timeout_s: float | None) -> None:
@@ -171,6 +173,7 @@ async def test_only_groups_that_cover_the_log_are_waited_for(timed_bus: EventBus
     await timed_bus.subscribe("actions", "slow", held, space="home", max_inflight=1)
     await fake_clock.advance(0)
     await timed_bus.publish(an_event(1))
+    await fake_clock.advance(0)
     await timed_bus.publish(an_event(2, space="work"), timeout_s=0)
     await timed_bus.publish(an_event(3, topic="notes"), timeout_s=0)
     with pytest.raises(QueueFull):
@@ -250,6 +253,7 @@ async def test_a_group_that_catches_up_from_far_behind_holds_nobody_back(fake_cl
     await bus.subscribe("actions", "late", again, max_inflight=1)
     await fake_clock.advance(0)
     await bus.publish(an_event(1), timeout_s=0)
+    await fake_clock.advance(0)
     with pytest.raises(QueueFull):
         await bus.publish(an_event(2), timeout_s=0)
     await bus.close(timeout_s=0)
@@ -261,6 +265,7 @@ async def test_whoever_waits_goes_on_when_the_full_group_leaves(timed_bus: Event
     subscription = await timed_bus.subscribe("actions", "slow", held, max_inflight=1)
     await fake_clock.advance(0)
     await timed_bus.publish(an_event(1))
+    await fake_clock.advance(0)
     receipts: list[int] = []
 
     async def publish() -> None:

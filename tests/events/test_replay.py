@@ -107,7 +107,7 @@ async def test_a_replay_takes_filters(event_bus: EventBus) -> None:
 
     async def slowly(event: Event) -> bool:
         await anyio.lowlevel.checkpoint()
-        return event.payload["n"] != 6
+        return bool(event.payload["n"] != 6)
 
     filters = [SimpleFilter("meta.priority", 40, "gt"), CustomFunctionFilter(slowly, name="slowly")]
     assert _numbers(await history(event_bus, "actions", filters=filters)) == [5, 7]
@@ -175,7 +175,7 @@ async def test_who_may_not_see_an_event_does_not_replay_it() -> None:
             await history(bus, "secrets", subject="clerk")
 
 
-async def test_a_replay_of_much_history_reads_it_piece_by_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_much_history_is_replayed_piece_by_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """M: what is held at a time is bounded, however long the log and however many of them."""
     monkeypatch.setattr("events.replay._BUFFER_BYTES", 4_000)
     monkeypatch.setattr("events.replay._MIN_BUFFER_BYTES", 500)

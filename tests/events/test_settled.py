@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -50,7 +52,7 @@ def test_it_is_a_set(committed: int, spans: list[tuple[int, int]]) -> None:
         flat = [bound for span in ranges for bound in span]
         assert flat == sorted(flat)
         assert all(start > settled.committed + 1 for start, _ in ranges[:1])
-        assert all(later > earlier + 1 for (_, earlier), (later, _) in zip(ranges, ranges[1:], strict=False))
+        assert all(later > earlier + 1 for (_, earlier), (later, _) in pairwise(ranges))
         assert settled.range_count == len(ranges)
     assert {offset for offset in range(1, 80) if offset in settled} == model
     assert settled.highest == max(model, default=0)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Sequence
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,7 +25,13 @@ from events.types import Ack, Event, Nack, QoS
 from tests.events.bus_support import Collector, an_event, disk_bus, group_of, settled, some_events, until
 
 
-async def _delays(bus: EventBus, clock: FakeClock, times: int, nack: Nack | None = None, **settings: Any) -> list[float]:
+def _has(found: list[int], number: int) -> bool:
+    return len(found) == number
+
+
+async def _delays(
+    bus: EventBus, clock: FakeClock, times: int, nack: Nack | None = None, **settings: Any
+) -> list[float]:
     """How long each of some retries was waited for."""
     moments: list[float] = []
 
@@ -40,7 +48,7 @@ async def _delays(bus: EventBus, clock: FakeClock, times: int, nack: Nack | None
     await bus.publish(an_event())
     await clock.advance(10_000)
     assert len(moments) == times + 1
-    return [after - before for before, after in zip(moments, moments[1:], strict=False)]
+    return [after - before for before, after in pairwise(moments)]
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
@@ -55,7 +63,7 @@ async def test_retries_wait_with_full_jitter_and_a_ceiling(
 
 async def test_retries_wait_at_random(timed_bus: EventBus, fake_clock: FakeClock) -> None:
     """W6: real draws stay below the ceiling and differ from each other."""
-    settings = {"backoff_base": 10.0, "backoff_mult": 1.0, "backoff_max": 10.0, "max_retries": 50}
+    settings: dict[str, Any] = {"backoff_base": 10.0, "backoff_mult": 1.0, "backoff_max": 10.0, "max_retries": 50}
     delays = await _delays(timed_bus, fake_clock, 40, **settings)
     assert all(0 <= delay <= 10.001 for delay in delays)
     assert len({round(delay, 2) for delay in delays}) > 20
@@ -158,7 +166,7 @@ async def test_attempts_survive_a_restart(tmp_path: Path) -> None:
     for failures in (2, 4):
         async with disk_bus(tmp_path / "w") as bus:
             await bus.subscribe("actions", "learner", Recorder(verdict), max_retries=4)
-            await until(lambda failures=failures: len(attempts) == failures)
+            await until(partial(_has, attempts, failures))
         await _end_waits(tmp_path / "w")
     async with disk_bus(tmp_path / "w") as bus:
         await bus.subscribe("actions", "learner", Recorder(verdict), max_retries=4)

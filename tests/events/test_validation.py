@@ -79,7 +79,7 @@ def test_a_payload_is_encoded_once() -> None:
     assert payload_of(Event(an_event().meta, Reading(value=1.5)), 1000) == b'{"value":1.5}'
 
 
-# -- W16: strict topology ------------------------------------------------------------------------------------------------
+# -- W16: strict topology --------------------------------------------------------------------------------------
 
 
 def _strict(*topics: str) -> EventBus:
@@ -95,7 +95,7 @@ async def test_a_strict_bus_knows_its_topics() -> None:
             lambda: bus.subscribe("*", "learner", Collector()),
         ):
             with pytest.raises(InvalidTopic) as refused:
-                await call()  # type: ignore[no-untyped-call]
+                await call()
             assert "actions" in str(refused.value)
 
 

@@ -167,7 +167,7 @@ async def test_a_handler_that_swallows_its_cancellation_has_failed_all_the_same(
             try:
                 await anyio.sleep_forever()
             except anyio.get_cancelled_exc_class():
-                return  # noqa: ASYNC104 - what this test is about
+                return  # swallowing it is what this test is about
 
     await timed_bus.subscribe("actions", "learner", stubborn, ack_deadline_s=5, max_retries=1, backoff_base=0)
     await timed_bus.publish_many(some_events([1, 2, 3]))

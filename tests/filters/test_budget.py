@@ -115,16 +115,16 @@ HOSTILE_PATTERNS = [
 
 def on_every_event(build: Callable[[], BaseFilter]) -> None:
     """Build the filter, unless it is refused, and ask it about every hostile event, each within the limit."""
-    started = time.perf_counter()
+    started = time.process_time()
     try:
         given = build()
     except InvalidMessage:
-        assert time.perf_counter() - started < LIMIT_S
+        assert time.process_time() - started < LIMIT_S
         return
     for event in EVENTS:
         assert given.matches(event) in (True, False)
-        assert time.perf_counter() - started < LIMIT_S
-        started = time.perf_counter()
+        assert time.process_time() - started < LIMIT_S
+        started = time.process_time()
 
 
 def test_there_are_more_than_fifty() -> None:

@@ -21,9 +21,9 @@ def test_search_and_fullmatch() -> None:
 def test_patterns_that_backtrack_elsewhere_take_linear_time(pattern: str) -> None:
     """What takes Python's own engine longer than anyone waits takes this one milliseconds."""
     regex = compile_regex(pattern)
-    started = time.perf_counter()
+    started = time.process_time()
     regex.search("a" * 50_000 + "!")
-    assert time.perf_counter() - started < 1
+    assert time.process_time() - started < 1
 
 
 def test_text_times_pattern_is_bounded() -> None:
@@ -126,7 +126,7 @@ def test_replacing() -> None:
 def test_replacing_is_bounded() -> None:
     """Each occurrence costs a look at the rest, so many of them in a long text are given up in time."""
     regex = compile_regex("a(.*z)?")
-    started = time.perf_counter()
+    started = time.process_time()
     with pytest.raises(Overrun):
         regex.replace("a" * 200_000, Replacement(regex, "aa"), Budget())
-    assert time.perf_counter() - started < 1
+    assert time.process_time() - started < 1

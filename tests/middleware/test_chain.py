@@ -351,14 +351,15 @@ async def test_an_observer_that_raises_when_told_of_the_end_changes_nothing(tmp_
 
 
 def test_the_usual_chain_is_a_readable_list(policies: Path) -> None:
-    """Tracing, metrics, RBAC where there are policies, redaction by them, then yours."""
+    """Tracing, metrics; where there are policies RBAC, payloads against their models, and redaction; then yours."""
 
     async def yours(hop: Hop, call_next: Next) -> HopResult:
         return await call_next(hop)
 
     assert [name_of(one) for one in standard()] == ["TracingMiddleware", "MetricsMiddleware"]
     assert [name_of(one) for one in standard(None, yours)] == ["TracingMiddleware", "MetricsMiddleware", "yours"]
-    expected = ["TracingMiddleware", "MetricsMiddleware", "RBACMiddleware", "RedactionMiddleware", "yours"]
+    content = ["PayloadSchemaMiddleware", "RedactionMiddleware", "yours"]
+    expected = ["TracingMiddleware", "MetricsMiddleware", "RBACMiddleware", *content]
     assert [name_of(one) for one in standard(policies, yours)] == expected
     assert [name_of(one) for one in standard(PolicyEngine.of_folder(policies), yours)] == expected
 

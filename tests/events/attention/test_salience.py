@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from events.attention.salience import GROUP, SalienceGate
-from events.attention_gate import Admit, Boost, Defer, Drop
+from events.attention_gate import Admit, AttentionGate, Boost, CompositeGate, Defer, Drop
 from events.bus import EventBus
 from events.cognitive_events import standard
 from events.config import BusConfig
@@ -222,6 +222,20 @@ async def test_a_policy_file_is_followed(tmp_path: Path, caplog: pytest.LogCaptu
         assert isinstance(decided.ask.treated, Drop)
         assert decided.ask.policy == gate.version != first
     assert [payload["n"] for payload in recorder.payloads] == [0]
+
+
+async def test_a_deleted_group_is_forgotten() -> None:
+    """What was learnt of a group goes with it; one of the same name begins anew."""
+    gate = SalienceGate(a_policy("[levels.strained]\nenter = 0.5\nleave = 0.2\n"))
+    async with gated(CompositeGate([gate, AttentionGate()])) as bus:
+        held = Held()
+        await bus.subscribe("actions", "learner", held, max_inflight=2)
+        await bus.publish_many([an_event({"n": 0}), an_event({"n": 1})])
+        await until(lambda: gate.level("learner") == "strained")
+        held.let_go()
+        await settled(bus)
+        await bus.delete_group("learner")
+        assert gate.level("learner") == "calm"
 
 
 async def test_who_may_not_listen_still_decides(caplog: pytest.LogCaptureFixture) -> None:

@@ -98,8 +98,8 @@ def mounted(kind: Kind, path: Path, size_bytes: int, capsys: pytest.CaptureFixtu
         try:
             disk.create()
         except (OSError, subprocess.CalledProcessError) as error:
-            reason = getattr(error, "stderr", None) or error
-            notice = f"NOT PROVEN HERE, a {kind} cannot be mounted (run as root): {reason}"
+            reason = str(getattr(error, "stderr", None) or error).splitlines()[0]
+            notice = f"NOT PROVEN HERE, no {kind} can be mounted (run as root): {reason}"
             with capsys.disabled():
                 print(f"\n{notice}")
             pytest.skip(notice)

@@ -174,9 +174,9 @@ def fill_up(connection: Connection, workspace: str) -> None:
             try:
                 offsets = await log.append([entry_of(identity, 12_000) for identity in batch], timeout_s=0.3)
             except StorageFull:
-                connection.send("full")
+                connection.send(("withdrawn", batch))
             else:
-                connection.send(list(zip(offsets, batch, strict=True)))
+                connection.send(("acked", list(zip(offsets, batch, strict=True))))
             sequence += len(batch)
 
     async def main() -> None:
@@ -192,19 +192,22 @@ def fill_up(connection: Connection, workspace: str) -> None:
 
 
 async def test_a_kill_on_a_full_disk_loses_nothing_acknowledged(disk: Disk) -> None:
-    """S1, S4: a writer that filled the disk and is killed there leaves a log that opens on the full disk."""
+    """S1, S4, W2: a writer that filled the disk and is killed there leaves a log that opens on the full disk.
+
+    What was acknowledged is in it, and what was withdrawn is not.
+    """
     workspace = disk.path / "workspace"
     acked: dict[int, str] = {}
-    times_full = 0
+    withdrawn: set[str] = set()
     with started(fill_up, str(workspace)) as (process, connection):
-        for said in received(connection):
-            if said != "full":
-                acked.update(said)
-                continue
-            times_full += 1
-            if times_full == 4:
-                process.kill()
-    assert times_full >= 4
+        for kind, what in received(connection):
+            if kind == "acked":
+                acked.update(what)
+            else:
+                withdrawn.update(what)
+                if len(withdrawn) >= 12:
+                    process.kill()
+    assert len(withdrawn) >= 12
     assert len(acked) > 300
     async with running(disk) as (_store, log):
         assert log.error is None
@@ -212,5 +215,6 @@ async def test_a_kill_on_a_full_disk_loses_nothing_acknowledged(disk: Disk) -> N
             await log.append([entry_of("too much", size=200_000)], timeout_s=0.3)
     found = dict(enumerate(identities(workspace), start=1))
     assert {offset: found[offset] for offset in acked} == acked
+    assert withdrawn.isdisjoint(found.values())
     assert len(set(found.values())) == len(found)
     assert all(verified.is_sound for verified in verify(workspace))

@@ -28,6 +28,8 @@ from events.persistence.wal import WalSettings, WalStore
 from tests.events.persistence.mounts import mounted
 from tests.events.persistence.processes import FORKS, received, started
 
+pytestmark = pytest.mark.slow
+
 NAMES = (LogName("home", "alpha"), LogName("home", "beta"))
 SETTINGS = WalSettings(segment_bytes=24 * 1024, ballast_bytes=16 * 1024)
 LIVES = 12

@@ -28,6 +28,8 @@ from events.serialization import encode_event
 from events.types import Event, EventMeta
 from tests.events.persistence.processes import started
 
+pytestmark = pytest.mark.slow
+
 KILLS = 200
 SPACE = "home"
 TOPICS = ("alpha", "beta")

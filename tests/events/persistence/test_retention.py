@@ -7,15 +7,12 @@ import logging
 import anyio
 import pytest
 
-from events.persistence.log import LogLimits
 from events.persistence.retention import compact, groups_of, retain
 from events.persistence.store import Checkpoint, GroupRecord, LogName, Store, StoreLog
 from events.testing.clock import FakeClock
 from events.testing.crashes import crash_states
 from events.testing.simulated import SimulatedFileSystem
-from tests.events.persistence.logs import AT, NAME, WORKSPACE, entries, read_all, store_on, wal_files, wal_path
-
-assert LogLimits  # the limits of a log are set through the store here
+from tests.events.persistence.logs import AT, NAME, entries, read_all, store_on, wal_files, wal_path
 
 
 async def filled(store: Store, count: int = 9) -> StoreLog:
@@ -73,13 +70,13 @@ async def test_compaction_goes_by_the_lower_of_two_checkpoints() -> None:
         checkpoint = await store.load_checkpoint(NAME, "readers")
         assert checkpoint is not None
         log = await store.log(NAME)
-        assert [record.offset for record in await log.read(checkpoint.committed + 1, 10_000)][0] == 4
+        assert (await log.read(checkpoint.committed + 1, 10_000))[0].offset == 4
         assert (await compact(store, NAME)).first_now == 4
 
 
 @pytest.mark.parametrize("damaged", ["t__readers.json", "t__readers.json.prev"])
 async def test_a_damaged_checkpoint_settles_nothing_more(damaged: str) -> None:
-    """F5: where one of the two copies is bad, no more is deleted than the good one allows, and nothing if it is alone."""
+    """F5: where one of the two copies is bad, no more is deleted than the good one allows."""
     fs = SimulatedFileSystem()
     async with store_on(fs, segment_lines=3) as store:
         await filled(store)
@@ -123,7 +120,7 @@ async def test_retention_by_age_keeps_what_is_young_enough() -> None:
             await log.append(entries(number), timeout_s=5)
             await clock.advance(1)
         now = clock.now_ms()
-        for age, first in ((100, 1), (9.5, 1), (6.5, 1), (6.0, 4), (3.5, 4), (2.9, 7), (0, 7)):
+        for age, first in ((100, 1), (9.5, 1), (7.0, 1), (6.5, 4), (4.0, 4), (3.5, 7), (0, 7)):
             assert (await retain(store, NAME, now_ms=now, max_age_s=age)).first_now == first, age
 
 
@@ -203,4 +200,3 @@ def test_a_crash_between_the_mark_and_the_deletion() -> None:
         return states
 
     assert anyio.run(run) > 10
-    assert WORKSPACE
