@@ -2,6 +2,9 @@
 
 Texts come from anybody, so nothing here takes more than time in proportion to their length: every repetition is
 bounded or ends at a character that cannot be part of it.
+
+Most payloads hold nothing of the kind. A detector may have a `may_find`, which is asked with the bytes of a whole
+payload, in ASCII and without escapes, and says False only where it is sure: then nobody has to look at the parts.
 """
 
 from __future__ import annotations
@@ -45,6 +48,7 @@ class EmailDetector:
     """Addresses with a dotted domain: `ann@example.org`."""
 
     name = "email"
+    may_find = staticmethod(re.compile(rb"@").search)
     _domain = staticmethod(
         re.compile(r"[\w-]{1,63}(?:\.[\w-]{1,63}){0,9}\.(?:[^\W\d_]{2,63}|xn--[\w-]{1,59})(?![\w-])").match
     )
@@ -66,6 +70,7 @@ class PhoneDetector:
     """Numbers as people write them: `+49 151 2345 6789`, `(555) 123-4567`, `0151 23456789`. Not bare digits."""
 
     name = "phone"
+    may_find = staticmethod(re.compile(rb"[0-9][0-9 ()./-]{7}").search)
     _patterns = (
         re.compile(r"(?<![\w+])\+\d[\d ().-]{6,20}(?<=\d)(?!\d)"),
         re.compile(r"(?<![\w.+-])(?:\(\d{3}\) ?|\d{3}[-. ])\d{3}[-. ]\d{4}(?![\w-])"),
@@ -83,6 +88,7 @@ class CardDetector:
     """Payment card numbers of the large issuers, alone or in their usual groups, that pass the Luhn check."""
 
     name = "card"
+    may_find = staticmethod(re.compile(rb"[0-9][0-9 .-]{11}[0-9]").search)
     _candidate = re.compile(
         r"(?<!\d)(?:\d{13,19}|\d{4}([ .-])\d{4}\1\d{4}\1\d{4}(\1\d{3})?|\d{4}([ .-])\d{6}\3\d{4,5})(?!\d)", re.ASCII
     )
@@ -135,6 +141,12 @@ class SecretDetector:
     """Keys and tokens by their well-known shapes, `password = ...` in a text, and all that stands under such a name."""
 
     name = "secret"
+    may_find = staticmethod(
+        re.compile(
+            rb"A[KS]IA|gh[opsur]_|github_pat_|glpat-|xox|sk-|_live_|_test_|AIza|eyJ|-----BEGIN|earer "
+            rb"|(?i:passw|passp|secret|key|token|authorization)"
+        ).search
+    )
     _named = staticmethod(
         re.compile(
             r"(?:.*_)?(?:password|passwd|passphrase|secret|api_?key|access_?key|private_?key|client_?secret"
@@ -174,6 +186,7 @@ class RawMediaDetector:
     """
 
     name = "media"
+    _has_bulk = staticmethod(re.compile(rb"data:|[A-Za-z0-9+/_=-]{32}").search)
 
     def __init__(
         self,
@@ -183,6 +196,9 @@ class RawMediaDetector:
         max_numbers: int = 16 * 1024,
     ) -> None:
         self._types, self._max_base64_chars, self._max_numbers = types, max_base64_chars, max_numbers
+
+    def may_find(self, payload: bytes) -> object:
+        return len(payload) > self._max_numbers or self._has_bulk(payload)
 
     def covers(self, value: object, key: str | None) -> bool:
         if isinstance(value, str):

@@ -74,9 +74,12 @@ class RedactionMiddleware:
         return await call_next(hop.with_events(events) if changed else hop)
 
     def _cleaned(self, event: Event[Any], action: RedactionAction) -> Event[Any]:
-        looking = _Looking(self._detectors, event.meta.topic, action == "refuse")
         # Decoded here and not by the event: one that nobody decoded is written byte for byte.
         raw = event.raw_payload
+        detectors = self._detectors if raw is None or event.meta.headers else _promising(self._detectors, raw)
+        if not detectors:
+            return event
+        looking = _Looking(detectors, event.meta.topic, action == "refuse")
         payload = _plain(event.payload) if raw is None else orjson.loads(raw)
         cleaned = looking.through(payload, "payload")
         meta = self._clean_headers(event.meta, looking)
@@ -171,6 +174,13 @@ class _Looking:
                 hint="Take it out, or put a reference in its place",
             )
         self.found[name] += 1
+
+
+def _promising(detectors: Sequence[Detector], raw: bytes) -> Sequence[Detector]:
+    """The detectors that might find something in a payload; all of them where its bytes are not its text."""
+    if not raw.isascii() or b"\\" in raw:
+        return detectors
+    return [one for one in detectors if not hasattr(one, "may_find") or one.may_find(raw)]
 
 
 def _mask(name: str) -> str:

@@ -3,32 +3,24 @@
 An event is published, delivered to one group and settled, one after the other, on a store in memory, so that no disk is
 measured. A middleware's cost is the difference to a bus without any. The SDK's own cost is the difference that the same
 three spans, with the same attributes, and the same instruments make when they are written by hand around publish and
-handler of such a bus. Processor time is measured, of all threads, so that neither other processes nor waiting count;
-rounds are interleaved, so that a machine that slows down slows everything down.
+handler of such a bus, as OpenTelemetry's documentation shows it; beside it stands what the SDK's calls take when they
+are made one behind the other, each in its cheapest form, with nothing carried through the log.
+
+Processor time is measured, of all threads, so that neither other processes nor waiting count; rounds are interleaved,
+so that a machine that slows down slows everything down.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import statistics
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import anyio
-from opentelemetry import context as contexts
-from opentelemetry import trace
-from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import InMemoryMetricReader
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
-from opentelemetry.trace import Link, SpanKind
-from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from events.bus import EventBus
 from events.contracts import Filter, Hop, HopResult, Middleware, Next
@@ -45,7 +37,8 @@ from middleware import (
     RedactionMiddleware,
     TracingMiddleware,
 )
-from middleware.conventions import DURATION_BUCKETS_S
+from perf.by_hand import ByHand, Telemetry, bare_calls
+from perf.harness import Figures, Ratio, Report
 from policies.rbac import PolicyEngine
 
 GOAL: Final = 1.3
@@ -57,43 +50,6 @@ clearance, role:agent, *, RED
 # end of policy
 """
 _PAYLOAD: Final = {"action_id": "a1", "status": "ok", "tags": ["one", "two"], "took_ms": 12.5}
-
-
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """Microseconds an event: the median of the rounds, and how far they lie apart."""
-
-    name: str
-    median_us: float
-    spread_us: float
-
-    @classmethod
-    def of(cls, name: str, seconds: Sequence[float]) -> Cost:
-        """Of one time per round, each for one event."""
-        micros = sorted(1e6 * value for value in seconds)
-        quarter = len(micros) // 4
-        return cls(name, statistics.median(micros), micros[-1 - quarter] - micros[quarter])
-
-
-class _NullExporter(SpanExporter):
-    """Takes spans and drops them: what an exporter does with them is not measured."""
-
-    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        return SpanExportResult.SUCCESS
-
-
-class Telemetry:
-    """An SDK as in production: every span recorded and batch-exported, every instrument aggregated."""
-
-    def __init__(self) -> None:
-        self.tracers = TracerProvider(shutdown_on_exit=False)
-        self.tracers.add_span_processor(BatchSpanProcessor(_NullExporter(), max_queue_size=65_536))
-        self.meters = MeterProvider([InMemoryMetricReader()], shutdown_on_exit=False)
-
-    def close(self) -> None:
-        """Stop the exporter's thread."""
-        self.tracers.shutdown()
-        self.meters.shutdown()
 
 
 # -- on a bus --------------------------------------------------------------------------------------------------
@@ -123,7 +79,6 @@ def chains(telemetry: Telemetry, engine: PolicyEngine) -> dict[str, Callable[[],
         ]
 
     return {
-        "nothing": list,
         "an empty function": lambda: [_empty],
         "a flag around it": lambda: [flags.flagged(_empty, "empty")],
         "tracing, no provider": lambda: [TracingMiddleware()],
@@ -140,8 +95,10 @@ def chains(telemetry: Telemetry, engine: PolicyEngine) -> dict[str, Callable[[],
     }
 
 
-async def time_bus(chain: list[Middleware], events: int, hand: ByHand | None = None) -> float:
-    """Seconds per event from publish to settled: through a chain, or with the same written by hand around it."""
+async def time_bus(
+    chain: list[Middleware], events: int, hand: ByHand | None = None, beside: Callable[[], None] | None = None
+) -> float:
+    """Seconds per event from publish to settled: through a chain, with the same by hand, or something beside it."""
     bus = EventBus(chain, store=MemoryStore())
     planner = bus.bind("agent:planner")
 
@@ -159,6 +116,8 @@ async def time_bus(chain: list[Middleware], events: int, hand: ByHand | None = N
         for _ in range(number):
             meta = EventMeta(topic="actions", type="ACTION_EXECUTED", space_id="home", actor="agent:planner")
             await publishes(Event(meta, _PAYLOAD))
+            if beside is not None:
+                beside()
         await bus.wait_settled()
 
     await run(events // 10)
@@ -167,110 +126,6 @@ async def time_bus(chain: list[Middleware], events: int, hand: ByHand | None = N
     elapsed = time.process_time() - started
     await bus.close()
     return elapsed / events
-
-
-# -- by hand ---------------------------------------------------------------------------------------------------
-
-Step = Callable[[Event[Any]], Awaitable[None]]
-
-
-class ByHand:
-    """The same spans and instruments, at the same places, by somebody who has only OpenTelemetry: what that costs.
-
-    Written as its documentation shows it: spans as context managers, the context in and out of the envelope by its
-    own propagator, instruments with ready-made attributes.
-    """
-
-    def __init__(self, telemetry: Telemetry) -> None:
-        self._tracer = telemetry.tracers.get_tracer("by-hand")
-        meter = telemetry.meters.get_meter("by-hand")
-        buckets = DURATION_BUCKETS_S
-        self._operation = meter.create_histogram("operation", "s", explicit_bucket_boundaries_advisory=buckets)
-        self._process = meter.create_histogram("process", "s", explicit_bucket_boundaries_advisory=buckets)
-        self._sent, self._consumed = meter.create_counter("sent"), meter.create_counter("consumed")
-        self._propagator = TraceContextTextMapPropagator()
-        measured = {"messaging.system": "cognitive_events", "messaging.destination.name": "actions"}
-        group = {"messaging.consumer.group.name": "learner"}
-        kinds = {"publish": "send", "handle": "process", "settle": "settle"}
-        named = {
-            name: {"messaging.operation.name": f"events.{name}", "messaging.operation.type": kind}
-            for name, kind in kinds.items()
-        }
-        self._measured = {name: {**measured, **named[name], **({} if name == "publish" else group)} for name in kinds}
-        self._base = {
-            name: {**self._measured[name], "topic": "actions", **({} if name == "publish" else {"group": "learner"})}
-            for name in kinds
-        }
-
-    def around_publish(self, publish: Step) -> Step:
-        """A publish with its span, its context in the envelope, and its instruments."""
-
-        async def published(event: Event[Any]) -> None:
-            started = time.perf_counter()
-            attributes = {
-                **self._base["publish"],
-                **_about(event),
-                "size_bytes": 70,
-                "messaging.message.body.size": 70,
-            }
-            with self._tracer.start_as_current_span(
-                "events.publish actions", kind=SpanKind.PRODUCER, attributes=attributes
-            ) as span:
-                carrier: dict[str, str] = {}
-                self._propagator.inject(carrier)
-                changes = {"traceparent": carrier["traceparent"], "trace_id": carrier["traceparent"][3:35]}
-                await publish(Event.remade(event, event.meta.amended(changes)))
-                span.set_attribute("messaging.cognitive_events.offset", 1)
-            self._operation.record(time.perf_counter() - started, self._measured["publish"])
-            self._sent.add(1, self._measured["publish"])
-
-        return published
-
-    def around_handler(self, handle: Step) -> Step:
-        """A handler with its span, which links to the producer's, the span of its settlement, and its instruments."""
-
-        async def handled(event: Event[Any]) -> None:
-            started = time.perf_counter()
-            carrier = {"traceparent": event.meta.traceparent or ""}
-            producer = trace.get_current_span(self._propagator.extract(carrier)).get_span_context()
-            place = {"messaging.cognitive_events.offset": 1, "offset": 1}
-            attributes = {
-                **self._base["handle"],
-                **_about(event),
-                **place,
-                "messaging.cognitive_events.attempt": 1,
-                "retries": 0,
-                "messaging.message.body.size": 70,
-            }
-            with self._tracer.start_as_current_span(
-                "events.handle actions",
-                context=contexts.Context(),
-                kind=SpanKind.CONSUMER,
-                attributes=attributes,
-                links=[Link(producer)],
-            ) as span:
-                await handle(event)
-                span.set_attribute("lat_ms", (time.perf_counter() - started) * 1000)
-                self._process.record(time.perf_counter() - started, self._measured["handle"])
-                self._consumed.add(1, self._measured["handle"])
-                outcome = {"messaging.cognitive_events.outcome": "acked"}
-                self._tracer.start_span(
-                    "events.settle actions",
-                    kind=SpanKind.CLIENT,
-                    attributes={**self._base["settle"], **_about(event), **place, **outcome},
-                ).end()
-                self._operation.record(0.0, self._measured["settle"])
-
-        return handled
-
-
-def _about(event: Event[Any]) -> dict[str, Any]:
-    meta = event.meta
-    return {
-        "messaging.message.id": meta.event_id,
-        "messaging.cognitive_events.space": meta.space_id,
-        "space_id": meta.space_id,
-    }
 
 
 # -- decisions and filters -------------------------------------------------------------------------------------
@@ -315,74 +170,65 @@ def filters() -> dict[str, Callable[[], object]]:
 # -- the run ---------------------------------------------------------------------------------------------------
 
 
-def measure(events: int, rounds: int) -> dict[str, Any]:
-    """All figures of one run."""
+BUS: Final = "a bus without middleware"
+HAND: Final = "+ OpenTelemetry by hand"
+BARE: Final = "+ the SDK's calls alone"
+FULL: Final = "+ tracing + metrics + RBAC"
+G6: Final = "G6 full chain, against OpenTelemetry by hand"
+
+
+def measured(events: int, rounds: int) -> dict[str, Figures]:
+    """All figures of one run: the bus, what each chain adds to it, and single calls."""
     times: dict[str, list[float]] = {}
     with TemporaryDirectory() as folder:
         policy = Path(folder) / "policy.csv"
         policy.write_text(_POLICY)
         telemetry = Telemetry()
-        made = chains(telemetry, PolicyEngine(policy))
+        made = {f"+ {name}": make for name, make in chains(telemetry, PolicyEngine(policy)).items()}
         calls = decisions(policy) | filters()
         for _ in range(rounds):
-            times.setdefault("SDK by hand", []).append(anyio.run(time_bus, [], events, ByHand(telemetry)))
-            for name, make in made.items():
-                times.setdefault(name, []).append(anyio.run(time_bus, make(), events))
-            for name, call in calls.items():
-                times.setdefault(name, []).append(time_call(call, events))
+            base = anyio.run(time_bus, [], events)
+            # Differences within a round: both ends have had the same machine.
+            turn = {
+                HAND: anyio.run(time_bus, [], events, ByHand(telemetry)) - base,
+                BARE: anyio.run(time_bus, [], events, None, bare_calls(telemetry)) - base,
+                **{name: anyio.run(time_bus, make(), events) - base for name, make in made.items()},
+                **{name: time_call(call, events) for name, call in calls.items()},
+            }
+            for name, seconds in {BUS: base, **turn}.items():
+                times.setdefault(name, []).append(max(seconds, 1e-8))
         telemetry.close()
-    costs = {name: Cost.of(name, values) for name, values in times.items()}
-    # Differences round by round: both ends of each have had the same machine.
-    above = {
-        name: Cost.of(name, [full - bare for full, bare in zip(times[name], times["nothing"], strict=True)])
-        for name in ["SDK by hand", *made]
-        if name != "nothing"
-    }
-    rounds_of = zip(times["tracing + metrics + RBAC"], times["nothing"], times["SDK by hand"], strict=True)
-    ratios = [(full - bare) / (sdk - bare) for full, bare, sdk in rounds_of]
-    return {
-        "parameters": {"events": events, "rounds": rounds, "store": "memory", "publishers": 1, "workers": 1},
-        "bus_us": asdict(costs["nothing"]),
-        "above_us": {name: asdict(cost) for name, cost in above.items()},
-        "calls_us": {name: asdict(costs[name]) for name in calls},
-        "g6_ratio": statistics.median(ratios),
-        "g6_goal": GOAL,
-    }
-
-
-def show(figures: dict[str, Any]) -> None:
-    """The figures for a person."""
-    parameters = figures["parameters"]
-    print(f"{parameters['events']} events a round, {parameters['rounds']} rounds; median µs (half of them within)")
-    print(f"\n  {'a bus without middleware':<30}{_shown(figures['bus_us'])}   publish, handle, settle\n")
-    longest = max(cost["median_us"] for cost in figures["above_us"].values())
-    for name, cost in figures["above_us"].items():
-        print(f"  + {name:<28}{_shown(cost)}   {'▇' * max(0, round(40 * cost['median_us'] / longest))}")
-    print()
-    for name, cost in figures["calls_us"].items():
-        print(f"  {name:<30}{_shown(cost)}   {1e6 / cost['median_us']:>12,.0f} /s")
-    verdict = "met" if figures["g6_ratio"] <= GOAL else "MISSED"
-    print(f"\nG6: tracing + metrics + RBAC cost {figures['g6_ratio']:.2f} x the SDK by hand (goal {GOAL}): {verdict}")
-
-
-def _shown(cost: dict[str, Any]) -> str:
-    return f"{cost['median_us']:>9.2f} (±{cost['spread_us'] / 2:.2f})".ljust(20)
+    return {name: Figures(name, [1 / seconds for seconds in values]) for name, values in times.items()}
 
 
 def main() -> None:
     """Measure, print, and fail when asked to and the goal is missed."""
     parser = argparse.ArgumentParser(prog="python -m perf.chain", description=__doc__)
-    parser.add_argument("--events", type=int, default=2_000)
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--json", type=Path, help="write the figures there too")
+    parser.add_argument("--events", type=int, default=2_000, help="events a round")
+    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--no-save", action="store_true", help="leave perf/results alone")
     parser.add_argument("--check", action="store_true", help="exit with 1 when goal G6 is missed")
     arguments = parser.parse_args()
-    figures = measure(arguments.events, arguments.rounds)
-    show(figures)
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
-    if arguments.check and figures["g6_ratio"] > GOAL:
+    parameters = {
+        "events a round": arguments.events,
+        "rounds": arguments.repeats,
+        "store": "memory",
+        "time": "processor",
+    }
+    report = Report("chain", "What each middleware adds to an event, from publish to settled", parameters)
+    figures = measured(arguments.events, arguments.repeats)
+    report.add(figures, [Ratio(G6, FULL, HAND, 1 / GOAL), Ratio("the same, against the SDK's calls alone", FULL, BARE)])
+    report.show()
+    factor = figures[HAND].over(figures[FULL])
+    print(f"\nG6: the full chain costs {factor:.2f} x OpenTelemetry by hand, goal {GOAL}: {_verdict(factor)}")
+    if not arguments.no_save:
+        print(f"saved to {report.save()}")
+    if arguments.check and factor > GOAL:
         raise SystemExit(1)
+
+
+def _verdict(factor: float) -> str:
+    return "met" if factor <= GOAL else "MISSED"
 
 
 if __name__ == "__main__":

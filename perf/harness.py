@@ -141,7 +141,7 @@ class Report:
         parameters = ", ".join(f"{name} [bold]{value}[/]" for name, value in self.parameters.items())
         console.print(f"\n[bold]{self.title}[/]\n[dim]{parameters}[/]\n")
         table = Table(box=None, header_style="dim", pad_edge=False)
-        for heading in ("", "events/s", "spread", "µs each", ""):
+        for heading in ("", "events/s", "±", "µs each", ""):
             table.add_column(heading, justify="left" if heading == "" else "right", no_wrap=True)
         fastest = max(figures.rate for figures in self.figures.values())
         room = max(4, min(30, console.width - 40 - max(map(len, self.figures))))

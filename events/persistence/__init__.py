@@ -13,6 +13,8 @@ What is on disk
         wal/.<topic>.mark.json           how far it is proven durable; two slots, so that one may be torn
         offsets/<topic>__<group>.json    what a group has settled; `.prev` is the copy before it
         dlq/<topic>.dlq.jsonl            dead letters, in the same format (a second file is `.dlq.00000002.jsonl`)
+        gate/<topic>__<group>.00000001.jsonl   what the attention gate decided, likewise (`events/attention/journal.py`)
+        memories/episodic.sqlite3        episodic memories (`events/episodic_sqlite.py`)
 
 A line of a log is
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 from pydantic import BaseModel
 
@@ -206,6 +207,49 @@ async def test_nothing_that_was_found_is_on_disk(tmp_path: Path) -> None:
         assert [record.event.payload for record in await history(bus)] == [{"x": "[redacted:email]"}]
     written = [path.read_bytes() for path in (tmp_path / "w").rglob("*") if path.is_file()]
     assert not any(b"ann.secret" in data for data in written)
+
+
+_FOUND = [
+    "ann@example.org",
+    "call +49 151 2345 6789",
+    "(415) 555-0123",
+    "0151 23456789",
+    "4111 1111 1111 1111",
+    "4111.1111.1111.1111",
+    "AKIA" + "IOSFODNN7EXAMPLE",
+    "sk_live_" + "abcdefghijklmnop1234",
+    "glpat-" + "abcdefghijklmnop",
+    "Bearer abcdef.ghijkl-mnop=",
+    "Passphrase: correcthorse",
+    "API key = abcdef123",
+    "iVBORw0KGgo" + "A" * 60,
+    "data:image/png;base64,AAAA",
+]
+
+
+@pytest.mark.parametrize("text", _FOUND)
+@pytest.mark.parametrize("beside", ["", "é", "\n", "\u0001"])
+async def test_a_glance_at_the_bytes_misses_nothing(text: str, beside: str) -> None:
+    """What tells quickly that there is nothing to look for never says so where something is."""
+    for payload in ({"x": beside, "y": text}, {"x": beside, "y": {"z": [text]}}):
+        written = Event.from_log(event().meta, orjson.dumps(payload))
+        assert b"[redacted:" in orjson.dumps((await redacted(RedactionMiddleware(), written)).payload)
+
+
+@pytest.mark.parametrize("key", ["password", "db_password", "API-Key", "client_secret", "accessToken", "Authorization"])
+async def test_a_glance_at_the_bytes_sees_names(key: str) -> None:
+    """A secret by its name alone is seen too, and so is a card that is a number."""
+    written = Event.from_log(event().meta, orjson.dumps({key: "x", "n": 4111111111111111}))
+    assert (await redacted(RedactionMiddleware(), written)).payload == {
+        key: "[redacted:secret]",
+        "n": "[redacted:card]",
+    }
+
+
+async def test_an_escaped_payload_is_not_trusted_to_be_harmless() -> None:
+    """Bytes that came from elsewhere may spell an address with escapes; they are decoded before anybody judges."""
+    written = Event.from_log(event().meta, b'{"x":"ann\\u0040example.org"}')
+    assert (await redacted(RedactionMiddleware(), written)).payload == {"x": "[redacted:email]"}
 
 
 @pytest.mark.parametrize("make", [lambda: [[]] * 200, lambda: {"a" * 100_000: list(range(10_000))}])

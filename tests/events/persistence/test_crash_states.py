@@ -129,8 +129,8 @@ async def opened(fs: SimulatedFileSystem, sync: Sync = "always") -> WalStore:
     return store
 
 
-async def check(fs: SimulatedFileSystem, promised: Promised, where: str) -> int:
-    """Open what a crash left and compare it with the promises; the last offset that it serves."""
+async def check(fs: SimulatedFileSystem, promised: Promised, where: str) -> Promised:
+    """Open what a crash left and compare it with the promises; what is promised now, having been served."""
     async with store_on(fs, segment_lines=2) as store:
         log = await store.log(NAME)
         assert log.error is None, f"{where}: {log.error}"
@@ -150,7 +150,8 @@ async def check(fs: SimulatedFileSystem, promised: Promised, where: str) -> int:
         assert dead.error is None, f"{where}: {dead.error}"
         assert dead.next_offset - 1 in (promised.dead, promised.may_dead), f"{where}: dead letters"
         assert await log.append(entries(last + 1), timeout_s=30) == [last + 1]
-    return last
+    served = last + 1
+    return replace(promised, acknowledged=served, attempted=served, group=sum(groups), may_group=sum(groups))
 
 
 async def run_workload(names: tuple[str, ...], sync: Sync) -> tuple[list[Image], Promised, Promised]:
@@ -193,8 +194,7 @@ async def explore(workloads: list[tuple[str, ...]], sync: Sync, *, limit: int) -
         for moment, image in enumerate(history):
             fs = SimulatedFileSystem(image)
             where = f"{names}, killed after call {moment} ({image.call})"
-            served = await check(fs, promised(moment), where)
-            promises = replace(promised(moment), acknowledged=served + 1, attempted=served + 1)
+            promises = await check(fs, promised(moment), where)
             await check(fs.crash(), promises, f"{where}, then the power failed")
             counts["kills, each with a power cut behind the next start"] += 1
     return counts

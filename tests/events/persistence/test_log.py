@@ -670,6 +670,8 @@ def test_a_bad_slot_after_a_deletion_brings_nothing_back() -> None:
     """Retention: both slots of the mark say where the log begins, so one bad bit cannot miss what was deleted."""
     fs, log = new_log(LogLimits(segment_lines=2))
     append_batches(log, [1] * 9)
+    for _ in range(2):
+        log.write_mark(sync=True)
     log.drop_before(6)
     for slot in (0, 600):
         damaged = fs.crash()
