@@ -128,13 +128,15 @@ def _resume_at_latest() -> Iterator[None]:
 
 @variant("attempts forgotten at restart", "W6")
 def _attempts_forgotten() -> Iterator[None]:
-    original = Cursor.snapshot
+    original = Cursor.__init__
 
-    def snapshot(self: Cursor) -> Checkpoint:
-        saved = original(self)
-        return replace(saved, attempts={}, retries=dict.fromkeys(saved.retries, Attempts()))
+    def begin(self: Cursor, log: StoreLog, start: int, checkpoint: Checkpoint | None) -> None:
+        if checkpoint is not None:
+            retries = dict.fromkeys(checkpoint.retries, Attempts())
+            checkpoint = replace(checkpoint, attempts={}, retries=retries)
+        original(self, log, start, checkpoint)
 
-    with patch.object(Cursor, "snapshot", snapshot):
+    with patch.object(Cursor, "__init__", begin):
         yield
 
 
