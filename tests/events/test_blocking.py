@@ -184,6 +184,9 @@ def test_what_goes_wrong_at_the_start_is_raised_there(tmp_path: Path) -> None:
         before = threading.active_count()
         with pytest.raises(WorkspaceLocked):
             second.publish(an_event())
+        deadline = time.monotonic() + 30
+        while threading.active_count() > before and time.monotonic() < deadline:
+            time.sleep(0.01)  # an I/O thread ends once it has seen that its queue is closed
         assert threading.active_count() <= before
     with second:
         assert second.publish(an_event()).offset == 1

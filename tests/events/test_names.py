@@ -339,11 +339,11 @@ def test_patterns_match_as_they_are_defined() -> None:
 def test_no_pattern_takes_long_to_match() -> None:
     """W15: many `**` in one pattern do not multiply; a subscriber cannot stop the dispatcher with a glob."""
     topic = ".".join(["a"] * 50)
-    started = time.perf_counter()
+    started = time.process_time()
     for pattern in (".".join(["**"] * 33) + ".b", "**.*." * 19 + "b", "**.a." * 19 + "b", "a.**.a.**." * 9 + "b"):
         assert len(pattern) <= 100
         assert not topic_matches(check_topic_pattern(pattern), topic)
-    assert time.perf_counter() - started < 1
+    assert time.process_time() - started < 1
 
 
 @pytest.mark.parametrize(
