@@ -101,7 +101,7 @@ def test_spaces_match_whole(asked: str, ruled: str, allows: bool, denies: bool) 
 def test_a_hostile_pattern_costs_little() -> None:
     """A pattern of many `**`, on which a backtracking expression would hang, is compared at once."""
     hostile = ".".join(["**.a"] * 19) + ".c"
-    started = time.perf_counter()
+    started = time.process_time()
     assert not topic_covers(hostile, ".".join("a" * 40) + ".*")
     assert topics_overlap(hostile, ".".join("a" * 40) + ".*")
-    assert time.perf_counter() - started < 0.1
+    assert time.process_time() - started < 0.1
